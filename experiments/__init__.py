@@ -1,0 +1,1 @@
+"""Training and measuring networks under rematerialization policies."""

@@ -1,0 +1,498 @@
+"""Policies: what a training step stores for its backward pass, as frozen values with one spelling.
+
+A policy says which values of a forward pass are *stored* for the backward pass; the rest is *recomputed* there. It holds
+no function and no state: `parse(str(policy)) == policy`, so the spelling serves command lines, records and cache keys.
+
+    everything                  all residuals: no rematerialization
+    nothing                     the inputs of the wrapped function
+    dots                        outputs of matrix products and convolutions
+    dots_no_batch               outputs of matrix products without batch dimensions (no convolutions)
+    names:conv_out,block*/bn    values tagged `jaxremat.name(x, "...")`; globs
+    ops:conv=store,relu=recompute,*=recompute
+                                by operation; `=store`, `=recompute` or `=offload`; first rule that fits; `*` is the rest
+    paths:*/Conv_*,head         values made inside these module paths; globs
+    segments:4, segments:sqrt   values at the borders of n segments, cut at the narrowest waists
+    values:3,17                 the forward values with these positions in `jaxremat.residuals`
+    offload:POLICY              what POLICY would store, in host memory
+    budget:2GiB, budget:60%, budget:fits
+                                what the planner chooses so that the compiled peak stays within the bytes
+    a+b                         the union
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+
+from jaxremat.errors import PolicyError, did_you_mean
+
+GRAMMAR = """A policy is one of
+  everything | nothing | dots | dots_no_batch
+  names:NAME[,NAME...]          values tagged with jaxremat.name; globs allowed
+  ops:OP=ACTION[,OP=ACTION...]  ACTION is store, recompute or offload; OP may be *
+  paths:PATH[,PATH...]          values made inside module paths; globs allowed
+  segments:N | segments:sqrt    values at the borders of N segments
+  values:I[,I...]               forward values by position
+  offload:POLICY                what POLICY would store, in host memory
+  budget:SIZE                   SIZE is bytes, 2GiB, 60% or fits
+  POLICY+POLICY                 the union"""
+
+ACTIONS = ("store", "recompute", "offload")
+
+_JAX_SPELLINGS = {
+    "everything_saveable": "everything",
+    "nothing_saveable": "nothing",
+    "dots_saveable": "dots",
+    "checkpoint_dots": "dots",
+    "dots_with_no_batch_dims_saveable": "dots_no_batch",
+    "checkpoint_dots_with_no_batch_dims": "dots_no_batch",
+}
+_AMBIGUOUS = ("none", "full")
+_UNITS = {
+    "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_TAG = re.compile(r"[^\s,+=]+")
+_OFFLOAD = ("device", "pinned_host")  # from, to: where JAX's own policies move offloaded values
+
+
+class Policy:
+    """The base of all policies: frozen, hashable, comparable values.
+
+    `str(policy)` is its spelling, `a + b` the union of two, `policy.to_jax()` the object that `jax.checkpoint` takes.
+
+    Example:
+        >>> import jaxremat
+        >>> policy = jaxremat.parse("names:conv_out") + jaxremat.parse("dots")
+        >>> str(policy)
+        'dots+names:conv_out'
+        >>> jaxremat.parse(str(policy)) == policy
+        True
+    """
+
+    def __add__(self, other: Policy) -> Policy:
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return union(self, other)
+
+    def __repr__(self) -> str:
+        return f"jaxremat.parse({str(self)!r})"
+
+    def to_jax(self) -> Callable[..., Any]:
+        """Returns the policy as an object for `jax.checkpoint(policy=...)` and `flax.linen.remat(policy=...)`.
+
+        Equal policies return the same object, so that JAX does not trace a second time.
+
+        Raises:
+            PolicyError: JAX has no policy with this meaning.
+
+        Example:
+            >>> import jax, jaxremat
+            >>> jaxremat.parse("dots").to_jax() is jax.checkpoint_policies.dots_saveable
+            True
+        """
+        return _to_jax(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Everything(Policy):
+    """Store all that autodiff asks for: no rematerialization."""
+
+    def __str__(self) -> str:
+        return "everything"
+
+
+@dataclass(frozen=True, repr=False)
+class Nothing(Policy):
+    """Store the inputs of the wrapped function alone."""
+
+    def __str__(self) -> str:
+        return "nothing"
+
+
+@dataclass(frozen=True, repr=False)
+class Dots(Policy):
+    """Store the outputs of matrix products and convolutions."""
+
+    def __str__(self) -> str:
+        return "dots"
+
+
+@dataclass(frozen=True, repr=False)
+class DotsNoBatch(Policy):
+    """Store the outputs of matrix products without batch dimensions; as in JAX, convolutions are not among them."""
+
+    def __str__(self) -> str:
+        return "dots_no_batch"
+
+
+@dataclass(frozen=True, repr=False)
+class Names(Policy):
+    """Store values tagged with `jaxremat.name`; `patterns` are globs over the tags."""
+
+    patterns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", _patterns(self.patterns, "names", "a tag given to jaxremat.name"))
+
+    def __str__(self) -> str:
+        return "names:" + ",".join(self.patterns)
+
+
+@dataclass(frozen=True, repr=False)
+class Paths(Policy):
+    """Store values made inside module paths; `patterns` are globs over contiguous parts of a path."""
+
+    patterns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", _patterns(self.patterns, "paths", "a module path such as block_0/conv1"))
+
+    def __str__(self) -> str:
+        return "paths:" + ",".join(self.patterns)
+
+
+@dataclass(frozen=True, repr=False)
+class Ops(Policy):
+    """Decide by operation: `rules` are (operation, action) pairs, the first that fits a value counts, `*` comes last.
+
+    A value that no rule fits is recomputed.
+    """
+
+    rules: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        table = dict[str, str]()
+        for op, action in self.rules:
+            if action not in ACTIONS:
+                raise PolicyError(
+                    f"ops:{op}={action}: an action is one of {', '.join(ACTIONS)}; got {action!r}."
+                    f"{did_you_mean(action, ACTIONS)}"
+                )
+            if op != "*" and not re.fullmatch(r"\w+", op):
+                raise PolicyError(
+                    f"ops: an operation is a word such as conv, relu, batch_norm, a primitive's name, or *; got {op!r}."
+                )
+            if table.setdefault(op, action) != action:
+                raise PolicyError(f"ops: {op} is given two actions, {table[op]} and {action}: keep one.")
+        if not table:
+            raise PolicyError("ops: needs at least one rule, such as ops:conv=store,*=recompute; got none.")
+        rest = table.pop("*", None)
+        rules = tuple(table.items()) + ((("*", rest),) if rest else ())
+        object.__setattr__(self, "rules", rules)
+
+    def __str__(self) -> str:
+        return "ops:" + ",".join(f"{op}={action}" for op, action in self.rules)
+
+
+@dataclass(frozen=True, repr=False)
+class Segments(Policy):
+    """Store the values at the borders of `count` segments; None stands for the square root of the number of waists."""
+
+    count: int | None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise PolicyError(f"segments: needs a count of at least 1, or sqrt; got {self.count}.")
+
+    def __str__(self) -> str:
+        return f"segments:{'sqrt' if self.count is None else self.count}"
+
+
+@dataclass(frozen=True, repr=False)
+class Values(Policy):
+    """Store exactly the forward values with these positions in `jaxremat.residuals`; what a planner emits."""
+
+    positions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.positions or min(self.positions) < 0:
+            raise PolicyError(f"values: needs positions of 0 and more, such as values:3,17; got {self.positions}.")
+        object.__setattr__(self, "positions", tuple(sorted(set(self.positions))))
+
+    def __str__(self) -> str:
+        return "values:" + ",".join(map(str, self.positions))
+
+
+@dataclass(frozen=True, repr=False)
+class Offload(Policy):
+    """Keep what `policy` would store in host memory. Make it with `offload`, which spreads over unions."""
+
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, Nothing | Offload | Budget | Union):
+            raise PolicyError(
+                f"offload: needs one policy that stores something, such as offload:names:conv_out; got {self.policy}."
+            )
+
+    def __str__(self) -> str:
+        return f"offload:{self.policy}"
+
+
+@dataclass(frozen=True, repr=False)
+class Budget(Policy):
+    """What the planner chooses so that the compiled peak stays within `amount`.
+
+    `amount` is a number of bytes (int), a fraction of the peak without rematerialization (float), or ``"fits"``: the
+    target's memory.
+    """
+
+    amount: int | float | str
+
+    def __post_init__(self) -> None:
+        amount = self.amount
+        good = (
+            amount == "fits"
+            or (isinstance(amount, int) and not isinstance(amount, bool) and amount > 0)
+            or (isinstance(amount, float) and 0 < amount <= 1)
+        )
+        if not good:
+            raise PolicyError(f"budget: needs a size such as 2GiB, 500MB, 60% (at most 100%) or fits; got {amount!r}.")
+
+    def __str__(self) -> str:
+        if isinstance(self.amount, str):
+            return f"budget:{self.amount}"
+        if isinstance(self.amount, float):
+            return f"budget:{self.amount * 100:.12g}%"
+        for unit in ("TiB", "GiB", "MiB", "KiB"):
+            if self.amount % _UNITS[unit] == 0:
+                return f"budget:{self.amount // _UNITS[unit]}{unit}"
+        return f"budget:{self.amount}"
+
+
+@dataclass(frozen=True, repr=False)
+class Union(Policy):
+    """Store what any of the parts stores. Make it with `union` or `+`, which bring it to its normal form."""
+
+    parts: tuple[Policy, ...]
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
+def union(*policies: Policy) -> Policy:
+    """Returns the policy that stores what any of `policies` stores, in normal form: `a + b == b + a`, `a + a == a`.
+
+    Raises:
+        PolicyError: one of several parts is a budget, which chooses the whole stored set by itself.
+
+    Example:
+        >>> from jaxremat.policy import parse, union
+        >>> str(union(parse("names:b"), parse("nothing"), parse("names:a")))
+        'names:a,b'
+    """
+    parts = list[Policy]()
+    for policy in policies:
+        parts += policy.parts if isinstance(policy, Union) else [policy]
+    distinct = list(dict.fromkeys(parts))
+    if len(distinct) > 1 and any(isinstance(p, Budget) for p in distinct):
+        raise PolicyError(
+            f"{'+'.join(map(str, distinct))}: a budget chooses the whole stored set and stands alone; drop the other parts."
+        )
+    if Everything() in distinct:
+        return Everything()
+    merged: list[Policy] = [p for p in distinct if not isinstance(p, Nothing | Names | Paths | Values)]
+    if names := [n for p in distinct if isinstance(p, Names) for n in p.patterns]:
+        merged.append(Names(tuple(names)))
+    if paths := [n for p in distinct if isinstance(p, Paths) for n in p.patterns]:
+        merged.append(Paths(tuple(paths)))
+    if positions := [i for p in distinct if isinstance(p, Values) for i in p.positions]:
+        merged.append(Values(tuple(positions)))
+    merged.sort(key=str)
+    if not merged:
+        return Nothing()
+    return merged[0] if len(merged) == 1 else Union(tuple(merged))
+
+
+def offload(policy: Policy) -> Policy:
+    """Returns the policy that keeps in host memory what `policy` would store.
+
+    Raises:
+        PolicyError: `policy` stores nothing, already offloads, or is a budget.
+
+    Example:
+        >>> from jaxremat.policy import offload, parse
+        >>> str(offload(parse("dots+names:a")))
+        'offload:dots+offload:names:a'
+    """
+    if isinstance(policy, Union):
+        return union(*map(offload, policy.parts))
+    return Offload(policy)
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes that `text` spells: a number with an optional unit, KB to TB (decimal) or KiB to TiB (binary).
+
+    Raises:
+        PolicyError: `text` is not a size.
+
+    Example:
+        >>> from jaxremat.policy import parse_size
+        >>> parse_size("1.5GiB")
+        1610612736
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    units = {unit.lower(): size for unit, size in _UNITS.items()}
+    unit = (match.group(2) or "B").lower() if match else ""
+    if not match or unit not in units or not float(match.group(1)):
+        raise PolicyError(f"A size is a positive number with a unit such as 2GiB, 500MB or 1048576; got {text!r}.")
+    return round(float(match.group(1)) * units[unit])
+
+
+def parse(text: str | Policy) -> Policy:
+    """Returns the policy that `text` spells; a policy is returned as it is.
+
+    Args:
+        text: a spelling, see the head of `jaxremat.policy`. JAX's own long names (`dots_saveable`, ...) are accepted.
+
+    Raises:
+        PolicyError: the text is no policy. The message holds the grammar and near matches.
+        TypeError: the argument is neither text nor a policy, for example a policy of `jax.checkpoint_policies`.
+
+    Example:
+        >>> import jaxremat
+        >>> jaxremat.parse("dots_saveable")
+        jaxremat.parse('dots')
+        >>> jaxremat.parse("segments:sqt")
+        Traceback (most recent call last):
+        jaxremat.errors.PolicyError: segments: needs a number or sqrt; got 'sqt'. Did you mean 'sqrt'?
+    """
+    if isinstance(text, Policy):
+        return text
+    if not isinstance(text, str):
+        raise TypeError(
+            f"A policy is a spelling such as 'dots' or a jaxremat policy; got {type(text).__name__} ({text!r}). Policies "
+            "of jax.checkpoint_policies and of other libraries are opaque functions: spell the same choice, for example "
+            "'dots', 'names:h' or 'nothing'."
+        )
+    parts = [part.strip() for part in text.split("+")]
+    if not all(parts):
+        raise PolicyError(f"{text!r}: empty policy.\n{GRAMMAR}")
+    return union(*map(_parse_part, parts))
+
+
+def _parse_part(text: str) -> Policy:
+    kind, colon, rest = text.partition(":")
+    kind = _JAX_SPELLINGS.get(kind, kind)
+    plain: dict[str, Policy] = {
+        "everything": Everything(), "nothing": Nothing(), "dots": Dots(), "dots_no_batch": DotsNoBatch(),
+    }  # fmt: skip
+    takes_argument = {
+        "names": lambda: Names(tuple(_split(rest))),
+        "ops": lambda: Ops(tuple(_parse_rule(rule) for rule in _split(rest))),
+        "paths": lambda: Paths(tuple(_split(rest))),
+        "segments": lambda: Segments(_parse_count(rest)),
+        "values": lambda: Values(tuple(_parse_position(i) for i in _split(rest))),
+        "offload": lambda: Offload(_parse_part(rest)),
+        "budget": lambda: Budget(_parse_amount(rest)),
+    }
+    if kind in plain and not colon:
+        return plain[kind]
+    if kind in takes_argument and rest.strip():
+        return takes_argument[kind]()
+    if kind in takes_argument:
+        raise PolicyError(f"{kind}: needs an argument after the colon; got {text!r}.\n{GRAMMAR}")
+    if kind in plain:
+        raise PolicyError(f"{kind} takes no argument; got {text!r}.\n{GRAMMAR}")
+    if kind.lower() in _AMBIGUOUS:
+        raise PolicyError(
+            f"{kind!r} means opposite things in different projects: no rematerialization, which is spelt 'everything' here "
+            "(all residuals are stored), or full recomputation, which is spelt 'nothing' (nothing but inputs is stored)."
+        )
+    known = [*plain, *takes_argument, *_JAX_SPELLINGS]
+    raise PolicyError(f"{text!r} is not a policy.{did_you_mean(kind, known)}\n{GRAMMAR}")
+
+
+def _split(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",")]
+
+
+def _parse_rule(rule: str) -> tuple[str, str]:
+    op, equals, action = rule.partition("=")
+    if not equals:
+        raise PolicyError(f"ops: a rule is OP=ACTION, such as conv=store; got {rule!r}.")
+    return op.strip(), action.strip()
+
+
+def _parse_count(text: str) -> int | None:
+    text = text.strip()
+    if text == "sqrt":
+        return None
+    if not re.fullmatch(r"-?\d+", text):
+        raise PolicyError(f"segments: needs a number or sqrt; got {text!r}.{did_you_mean(text, ['sqrt'])}")
+    return int(text)
+
+
+def _parse_position(text: str) -> int:
+    if not text.isdecimal():
+        raise PolicyError(f"values: needs whole numbers, such as values:3,17; got {text!r}.")
+    return int(text)
+
+
+def _parse_amount(text: str) -> int | float | str:
+    text = text.strip()
+    if text == "fits":
+        return text
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
+        return float(match.group(1)) / 100
+    try:
+        return parse_size(text)
+    except PolicyError:
+        raise PolicyError(f"budget: needs a size such as 2GiB, 500MB, 60% or fits; got {text!r}.") from None
+
+
+def _patterns(patterns: Iterable[str], kind: str, meaning: str) -> tuple[str, ...]:
+    patterns = tuple(patterns)
+    for pattern in patterns:
+        if not _TAG.fullmatch(pattern):
+            raise PolicyError(f"{kind}: each pattern is {meaning}, without blanks, commas, + or =; got {pattern!r}.")
+    if not patterns:
+        raise PolicyError(f"{kind}: needs at least one pattern; got none.")
+    return tuple(sorted(set(patterns)))
+
+
+def is_tag(text: str) -> bool:
+    """Says whether `text` can be a tag: a word without blanks, commas, `+` and `=`, which the grammar uses itself."""
+    return isinstance(text, str) and bool(_TAG.fullmatch(text))
+
+
+@cache
+def _to_jax(policy: Policy) -> Callable[..., Any]:
+    jax_policies = jax.checkpoint_policies
+    match policy:
+        case Everything():
+            return jax_policies.everything_saveable
+        case Nothing():
+            return jax_policies.nothing_saveable
+        case Dots():
+            return jax_policies.dots_saveable
+        case DotsNoBatch():
+            return jax_policies.dots_with_no_batch_dims_saveable
+        case Names(patterns) if not any(set(p) & set("*?[") for p in patterns):
+            return jax_policies.save_only_these_names(*patterns)
+        case Offload(Names(patterns)) if not any(set(p) & set("*?[") for p in patterns):
+            source, host = _OFFLOAD
+            return jax_policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[],
+                names_which_can_be_offloaded=list(patterns),
+                offload_src=source,
+                offload_dst=host,
+            )
+        case Offload(DotsNoBatch()):
+            return jax_policies.offload_dot_with_no_batch_dims(*_OFFLOAD)
+        case Union(parts) if not any(isinstance(p, Offload) for p in parts):
+            first, *rest = map(_to_jax, parts)
+            for other in rest:
+                first = jax_policies.save_from_both_policies(first, other)
+            return first
+    raise PolicyError(
+        f"JAX has no policy that means {policy}: its policies see one primitive or one exact name at a time. "
+        f"Apply it with jaxremat.remat(f, {str(policy)!r})."
+    )
