@@ -58,10 +58,11 @@ def read_prepared(folder: Path, split: str, files: Sequence[BatchFile]) -> tuple
     labels = np.zeros(total, np.int32)
     seen = np.zeros(total, bool)
     read = _READERS[file_format]
+    parse = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]: made at import
     for shard in shards:
         for message in read(shard):
             try:
-                feature = tf_example_pb2.Example.FromString(message).features.feature
+                feature = parse(message).features.feature
                 name = feature["id"].bytes_list.value[0].decode()
                 position = int(name.removeprefix(f"{split}_"))
                 images[position] = np.asarray(Image.open(io.BytesIO(feature["image"].bytes_list.value[0])))
@@ -91,7 +92,9 @@ def _file_format(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: must be TFDS's description of cifar10: {_brief(error)}. {REMEDY}") from None
     if name != "cifar10":
-        raise DataError(f"{path}: must describe the data set 'cifar10', describes {name!r}. Give the folder of cifar10.")
+        raise DataError(
+            f"{path}: must describe the data set 'cifar10', describes {name!r}. Give the folder of cifar10."
+        )
     if file_format not in _READERS:
         raise DataError(
             f"{path}: must be in one of the formats {', '.join(_READERS)}, is in {file_format!r}. "
