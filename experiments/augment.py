@@ -27,8 +27,9 @@ def normalise(images: jax.Array, dtype: DTypeLike) -> jax.Array:
       An array of the same shape and of `dtype`.
 
     Example:
-      >>> print(normalise(jnp.full((1, 3), 255, jnp.uint8), jnp.float32).round(3))
-      [[2.059 2.127 2.116]]
+      >>> white = normalise(jnp.full((1, 3), 255, jnp.uint8), jnp.float32)
+      >>> np.asarray(white, np.float64).round(3).tolist()
+      [[2.059, 2.127, 2.116]]
     """
     scale = np.float32(1 / 255) / np.asarray(TRAIN_STD, np.float32)
     offset = np.asarray(TRAIN_MEAN, np.float32) / np.asarray(TRAIN_STD, np.float32)

@@ -106,11 +106,13 @@ def fetch(cache: Path, archive: Archive) -> Path:
 
 def _bring(downloads: Path, archive: Archive) -> Path:
     """The archive's place in TFDS's cache, downloaded if it was not there; a cached one is used without a network."""
-    if not any(True for folder in (downloads, downloads / "cifar10") for _ in folder.glob(archive.cached_name)):
-        refusal = probe(archive.url)
-        if refusal:
-            raise DataUnavailableError(f"CIFAR-10 is not in {downloads.parent} and {archive.url} gave: {refusal}")
-        print(f"downloading CIFAR-10 ({archive.info.size / 2**20:.0f} MiB) from {archive.url}", file=sys.stderr)
+    for folder in (downloads / "cifar10", downloads):  # TFDS's place, and that of its older versions
+        for cached in sorted(folder.glob(archive.cached_name)):
+            return cached
+    refusal = probe(archive.url)
+    if refusal:
+        raise DataUnavailableError(f"CIFAR-10 is not in {downloads.parent} and {archive.url} gave: {refusal}")
+    print(f"downloading CIFAR-10 ({archive.info.size / 2**20:.0f} MiB) from {archive.url}", file=sys.stderr)
     manager = _tfds().download.DownloadManager(
         download_dir=downloads,
         dataset_name="cifar10",

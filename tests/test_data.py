@@ -3,6 +3,7 @@
 import hashlib
 import lzma
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -145,6 +146,14 @@ def test_without_a_network_auto_says_so_in_one_line_and_cifar10_fails(tmp_path, 
     with pytest.raises(DataUnavailableError, match=r"no route to host.*--data-dir.*--data sample"):
         load("cifar10")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_tfds_auto_says_so_and_takes_the_sample(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)  # importing it now raises ImportError
+    assert load("auto").name == "sample"
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "needs tensorflow-datasets" in err
 
 
 def test_a_cached_set_that_is_damaged_is_an_error_even_for_auto(files, monkeypatch):
