@@ -127,9 +127,11 @@ def read_directory(
 def _load_cached_or_fetched() -> Dataset:
     cache = download.cache_directory()
     archive = download.cifar10_archive()
-    folder = (
-        download.find_extracted(cache, archive) or find_prepared(cache / "cifar10") or download.fetch(cache, archive)
-    )
+    try:
+        there = download.find_extracted(cache, archive) or find_prepared(cache / "cifar10")
+    except OSError as error:
+        raise DataUnavailableError(f"{cache} cannot be looked into: {error.strerror or error}") from None
+    folder = there or download.fetch(cache, archive)
     try:
         return _full(read_directory(folder), str(folder))
     except DataError as error:

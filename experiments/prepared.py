@@ -119,7 +119,11 @@ def _read_tfrecord(path: Path) -> Iterator[bytes]:
 
     The 4 bytes are CRC-32C sums; they are not looked at, as the MD5 of the whole is.
     """
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: must be a readable file: {error.strerror or error}. {REMEDY}") from None
+    with file:
         while head := file.read(12):
             length = struct.unpack("<Q", head[:8])[0] if len(head) == 12 else 0
             # A record here is a PNG of 32 × 32 pixels; a length beyond this is damage, not a reason to ask for the memory.

@@ -156,6 +156,15 @@ def test_without_tfds_auto_says_so_and_takes_the_sample(monkeypatch, capsys):
     assert "needs tensorflow-datasets" in err
 
 
+def test_a_cache_that_may_not_be_looked_into_is_a_reason_for_the_sample(monkeypatch, capsys):
+    def refuse(cache, archive):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(download, "find_extracted", refuse)
+    assert load("auto").name == "sample"
+    assert "cannot be looked into: Permission denied" in capsys.readouterr().err
+
+
 def test_a_cached_set_that_is_damaged_is_an_error_even_for_auto(files, monkeypatch):
     folder, _, _ = files  # not the published files: too small
     monkeypatch.setattr(download, "find_extracted", lambda cache, archive: folder)

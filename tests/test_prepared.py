@@ -117,6 +117,12 @@ def other_pixels(folder):
     write_tfrecord(path, [make_message(f"test_{i:05d}", np.zeros((32, 32, 3), np.uint8), 0) for i in range(4)])
 
 
+def no_file(folder):
+    path = folder / "cifar10-train.tfrecord-00000-of-00002"
+    path.unlink()
+    path.mkdir()
+
+
 def fewer(folder):
     write_tfrecord(folder / "cifar10-train.tfrecord-00000-of-00002", [])
 
@@ -130,6 +136,7 @@ def fewer(folder):
         (foreign, ["train.tfrecord-00000-of-00002", "damaged or foreign record"]),
         (unnamed, ["train.tfrecord-00000-of-00002", "damaged or foreign record"]),
         (other_pixels, ["what makes test0", "must have the MD5"]),
+        (no_file, ["train.tfrecord-00000-of-00002", "must be a readable file"]),
         (fewer, ["must have 6 train images, has 3"]),
         (lambda folder: (folder / "cifar10-test.tfrecord-00001-of-00002").unlink(), ["missing", "1 of 2 files"]),
         (edit_info(name="mnist"), ["'cifar10', describes 'mnist'"]),
