@@ -109,13 +109,19 @@ def _walk(graph: Graph, marks: Mapping[Var, Mark], small: bool) -> tuple[dict[Va
 
 
 def _cheap(graph: Graph) -> frozenset[Var]:
-    """Small values that drag no large one into the forward pass with them."""
+    """Small values made from large ones, such as sums over a batch, that drag no large one into the forward pass.
+
+    What is computed from small values alone is recomputed from them: that costs nothing, and a compiler that fuses it
+    with its reader rounds as it would without rematerialization.
+    """
     cheap = set[Var]()
     for value in graph.values:
-        if value.size_bytes > graph.small_bytes or value.size_bytes == 0 or graph.root(value.var) is not value.var:
+        if not 0 < value.size_bytes <= graph.small_bytes or graph.root(value.var) is not value.var:
             continue
         made = [v for v in value.eqn.invars if isinstance(v, Var) and v in graph.maker]
-        if value.index in graph.primal or all(graph.maker[v] in graph.primal or v in cheap for v in made):
+        reduces = any(graph.value_of[v].size_bytes > graph.small_bytes for v in made)
+        in_forward_pass = value.index in graph.primal or all(graph.maker[v] in graph.primal for v in made)
+        if reduces and in_forward_pass:
             cheap.add(value.var)
     return frozenset(cheap)
 

@@ -30,6 +30,12 @@ def program(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Jaxpr
     return ClosedJaxpr(Jaxpr((), list(invars), list(outvars), list(eqns), effects, info), ())
 
 
+def hoisted(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[Any]]:
+    """Returns a program whose first inputs are the constants of `closed`, and the constants."""
+    variables, values = constants(closed)
+    return program([*variables, *closed.jaxpr.invars], closed.jaxpr.outvars, closed.jaxpr.eqns), values
+
+
 def constants(closed: ClosedJaxpr) -> tuple[Sequence[Var], Sequence[Any]]:
     """Returns the variables and the values of the constants of a closed jaxpr."""
     return closed.jaxpr.constvars, closed.consts

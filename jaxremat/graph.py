@@ -11,10 +11,10 @@ its backward pass. Three kinds of equations come out, and the difference matters
 A `Value` is one output of a forward equation, with the labels by which a policy can find it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -24,10 +24,10 @@ from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxremat.inline import inline, resolve
 from jaxremat.labels import Labels, labels_of
 
-Evaluator = Callable[[JaxprEqn, Sequence[Any]], list[Any]]
-
 # Equations that move no data in memory: their output is a view of their first input.
 _VIEWS = frozenset({"name", "reshape", "squeeze", "expand_dims", "stop_gradient"})
+# Equations that write the same value everywhere, or count: a compiler never stores their output.
+CONSTANTS = frozenset({"broadcast_in_dim", "iota"})
 # A value below this part of the largest one, or of a few bytes, counts as small: statistics, keys, scalars.
 _SMALL_FRACTION = 128
 _SMALL_BYTES = 16
@@ -117,7 +117,7 @@ class Graph:
                 tags.setdefault(root, []).append(eqn.params["name"])
             for out, var in enumerate(eqn.outvars):
                 if not isinstance(var, compat.DropVar):
-                    constant = eqn.primitive.name in ("broadcast_in_dim", "iota") and size_bytes(var.aval) > sum(
+                    constant = eqn.primitive.name in CONSTANTS and size_bytes(var.aval) > sum(
                         size_bytes(v.aval) for v in eqn.invars
                     )
                     size = 0 if constant else size_bytes(var.aval)
@@ -169,37 +169,48 @@ def size_bytes(aval: Any) -> int:
     return int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize
 
 
-def trace_gradient(
-    function: ClosedJaxpr, perturbed: Sequence[bool], evaluate: Evaluator, rewrites: Callable[[JaxprEqn], bool]
-) -> Graph:
+class Evaluator(Protocol):
+    """Binds one equation to values; the place where bodies of scans are decided."""
+
+    def __call__(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        """Returns the outputs of an equation."""
+        ...
+
+    def rewrites(self, eqn: JaxprEqn) -> bool:
+        """Says whether calling this decides inside of an equation."""
+        ...
+
+
+def run(function: ClosedJaxpr, inputs: Sequence[Any], evaluate: Evaluator) -> list[Any]:
+    """Runs a program without constants, each equation by `evaluate`."""
+    jaxpr = function.jaxpr
+    env = dict(zip(jaxpr.invars, inputs))
+    for eqn in jaxpr.eqns:
+        args = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        env.update(zip(eqn.outvars, evaluate(eqn, args)))
+    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+
+def trace_gradient(function: ClosedJaxpr, perturbed: Sequence[bool], evaluate: Evaluator) -> Graph:
     """Traces the forward and the backward pass of a function.
 
     Args:
-        function: the function, without constants, its calls flattened.
+        function: the function, without constants.
         perturbed: for every input whether its gradient is asked for.
-        evaluate: binds one of the function's equations to values; the place where bodies of scans are decided.
-        rewrites: says whether `evaluate` decides inside of an equation.
+        evaluate: binds one of the function's equations to values.
 
     Returns:
-        The graph. Its equations are new: scopes and source lines are those of the function's equations.
+        The graph. Its equations are new, calls flattened: scopes and source lines are those of the function's equations.
     """
-    jaxpr = function.jaxpr
-    differentiable = [jax.dtypes.issubdtype(v.aval.dtype, np.inexact) for v in jaxpr.outvars]
+    differentiable = [jax.dtypes.issubdtype(a.dtype, np.inexact) for a in function.out_avals]
     state: dict[str, Any] = {}
-
-    def run(*inputs: Any) -> list[Any]:
-        env = dict(zip(jaxpr.invars, inputs))
-        for eqn in jaxpr.eqns:
-            args = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            env.update(zip(eqn.outvars, evaluate(eqn, args)))
-        return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
     def forward(*inputs: Any) -> Any:
         asked = [x for x, p in zip(inputs, perturbed) if p]
 
         def of_asked(*asked: Any) -> tuple[list[Any], list[Any]]:
             rest = iter(asked)
-            outs = run(*(next(rest) if p else x for x, p in zip(inputs, perturbed)))
+            outs = run(function, [next(rest) if p else x for x, p in zip(inputs, perturbed)], evaluate)
             return [o for o, d in zip(outs, differentiable) if d], [o for o, d in zip(outs, differentiable) if not d]
 
         inexact, vjp, exact = jax.vjp(of_asked, *asked, has_aux=True)
@@ -236,7 +247,7 @@ def trace_gradient(
         backward=tuple(live(eqns_back, [g for g in gradients if isinstance(g, Var)])),
         gradients=tuple(gradients),
         residuals=tuple(dict.fromkeys(r for r in residuals if isinstance(r, Var))),
-        rewritten=frozenset(i for i, eqn in enumerate(eqns) if rewrites(eqn)),
+        rewritten=frozenset(i for i, eqn in enumerate(eqns) if evaluate.rewrites(eqn)),
     )
 
 

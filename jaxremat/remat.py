@@ -17,8 +17,8 @@ from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
 from jaxremat.errors import PolicyError
-from jaxremat.graph import Graph, trace_gradient
-from jaxremat.inline import inline, resolve
+from jaxremat.graph import run, trace_gradient
+from jaxremat.inline import called, inline
 from jaxremat.rewrite import Backward, backward_program, forward_program
 
 _CACHED_PROGRAMS = 64
@@ -91,6 +91,7 @@ class Rematerialized:
         self._programs = dict[Any, tuple[Program, Any]]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
         if isinstance(self.policy, p.Everything):
             return self._f(*args, **kwargs)
         program, out_tree, leaves = self.program(*args, **kwargs)
@@ -138,11 +139,8 @@ class Rematerialized:
             return outs
 
         closed = jax.make_jaxpr(flat)(*leaves)
-        variables, closed_over = compat.constants(closed)
-        eqns, names = inline(closed.jaxpr.eqns, {})
-        outs = [resolve(atom, names) for atom in closed.jaxpr.outvars]
-        check_effects(eqns, self._f)
-        function = compat.program([*variables, *closed.jaxpr.invars], outs, eqns)
+        check_effects(closed, self._f)
+        function, closed_over = compat.hoisted(closed)
         return (Program(function, closed_over, self.policy), out_tree), bool(closed_over)
 
 
@@ -157,12 +155,12 @@ def _aval(leaf: Any, f: Callable[..., Any]) -> Any:
         ) from None
 
 
-def check_effects(eqns: Sequence[JaxprEqn], f: Callable[..., Any]) -> None:
+def check_effects(closed: ClosedJaxpr, f: Callable[..., Any]) -> None:
     """Raises a PolicyError where an equation has an effect that recomputation would repeat or lose.
 
     Names of mesh axes (collectives) are no effects in this sense, and debugging callbacks run in the forward pass alone.
     """
-    for eqn in eqns:
+    for eqn in inline(closed.jaxpr.eqns, {})[0]:
         effects = [e for e in eqn.effects if type(e).__name__ not in ("NamedAxisEffect", "DebugEffect")]
         if effects:
             where = compat.source_line(eqn)
@@ -223,16 +221,15 @@ class Program:
         self._call.defvjp(self._forward, self._backward, symbolic_zeros=True)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """Runs the program on its array arguments."""
         return self._call(*self.closed_over, *leaves)
 
     def cut(self, perturbed: tuple[bool, ...]) -> Cut:
         """Returns the cut for the inputs whose gradients are asked for; traced once."""
         if perturbed not in self.cuts:
-            inner = list[Program]()
-            evaluate = partial(_evaluate, policy=body_policy(self.policy), inner=inner)
-            rewrites = partial(_is_rewritten, policy=body_policy(self.policy))
-            graph: Graph = trace_gradient(self.function, perturbed, evaluate, rewrites)
-            cut = Cut(choose(graph, self.policy), inner)
+            evaluate = _Evaluator(body_policy(self.policy))
+            graph = trace_gradient(self.function, perturbed, evaluate)
+            cut = Cut(choose(graph, self.policy), evaluate.inner)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
             self.cuts[perturbed] = cut
@@ -315,54 +312,77 @@ def body_policy(policy: p.Policy) -> p.Policy | None:
     return policy
 
 
-def _is_rewritten(eqn: JaxprEqn, policy: p.Policy | None) -> bool:
-    if policy is None:
+class _Evaluator:
+    """Binds a function's equations to values, deciding inside of scans and branches, and marking custom derivatives.
+
+    Calls of jitted functions stay calls, so that JAX's derivative adds up cotangents in the order that it always does.
+    """
+
+    def __init__(self, policy: p.Policy | None) -> None:
+        self.policy = policy
+        self.inner = list[Program]()
+        self._calls = dict[int, tuple[ClosedJaxpr, Callable[..., Any]]]()
+
+    def rewrites(self, eqn: JaxprEqn) -> bool:
+        """Says whether this decides inside of an equation's body."""
+        if self.policy is None:
+            return False
+        return eqn.primitive.name == "scan" or (eqn.primitive.name == "cond" and not isinstance(self.policy, p.Nothing))
+
+    def __call__(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        if self.rewrites(eqn):
+            return list(compat.scoped(eqn, self._scan if eqn.primitive.name == "scan" else self._cond, eqn, args))
+        if eqn.primitive.name == "custom_jvp_call":
+            return compat.bind(eqn, args, f"custom_jvp({eqn.params['call_jaxpr'].jaxpr.debug_info.func_name})")
+        body = called(eqn)
+        if body is not None and self._is_special(body):
+            return list(compat.scoped(eqn, self._call_of(eqn, body), *args))
+        return compat.bind(eqn, args)
+
+    def _is_special(self, body: ClosedJaxpr) -> bool:
+        for eqn in body.jaxpr.eqns:
+            inside = called(eqn)
+            if self.rewrites(eqn) or eqn.primitive.name == "custom_jvp_call" or (inside and self._is_special(inside)):
+                return True
         return False
-    return eqn.primitive.name == "scan" or (eqn.primitive.name == "cond" and not isinstance(policy, p.Nothing))
 
+    def _call_of(self, eqn: JaxprEqn, body: ClosedJaxpr) -> Callable[..., Any]:
+        if id(body) not in self._calls:
 
-def _evaluate(eqn: JaxprEqn, args: Sequence[Any], policy: p.Policy | None, inner: list[Program]) -> list[Any]:
-    if policy is not None and _is_rewritten(eqn, policy):
-        return list(
-            compat.scoped(eqn, _run_scan if eqn.primitive.name == "scan" else _run_cond, eqn, args, policy, inner)
+            def call(*args: Any) -> list[Any]:
+                return run(body, args, self)
+
+            call.__name__ = call.__qualname__ = eqn.params.get("name", eqn.primitive.name)
+            self._calls[id(body)] = body, jax.jit(call)
+        return self._calls[id(body)][1]
+
+    def _body(self, closed: ClosedJaxpr) -> "Program":
+        assert self.policy is not None
+        program = Program(*compat.hoisted(closed), self.policy, is_inside=True)
+        self.inner.append(program)
+        return program
+
+    def _scan(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        params = eqn.params
+        consts, carry = params["num_consts"], params["num_carry"]
+        program = self._body(params["jaxpr"])
+
+        def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            outs = program([*args[:consts], *state, *xs])
+            return outs[:carry], outs[carry:]
+
+        final, stacked = jax.lax.scan(
+            body,
+            list(args[consts : consts + carry]),
+            list(args[consts + carry :]),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+            _split_transpose=params["_split_transpose"],
         )
-    scope = ""
-    if eqn.primitive.name == "custom_jvp_call":
-        scope = f"custom_jvp({eqn.params['call_jaxpr'].jaxpr.debug_info.func_name})"
-    return compat.bind(eqn, args, scope)
+        return [*final, *stacked]
 
-
-def _body(closed: ClosedJaxpr, policy: p.Policy, inner: list[Program]) -> Program:
-    variables, constants = compat.constants(closed)
-    eqns, names = inline(closed.jaxpr.eqns, {})
-    outs = [resolve(atom, names) for atom in closed.jaxpr.outvars]
-    program = Program(compat.program([*variables, *closed.jaxpr.invars], outs, eqns), constants, policy, is_inside=True)
-    inner.append(program)
-    return program
-
-
-def _run_scan(eqn: JaxprEqn, args: Sequence[Any], policy: p.Policy, inner: list[Program]) -> list[Any]:
-    params = eqn.params
-    consts, carry = params["num_consts"], params["num_carry"]
-    program = _body(params["jaxpr"], policy, inner)
-
-    def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        outs = program([*args[:consts], *state, *xs])
-        return outs[:carry], outs[carry:]
-
-    final, stacked = jax.lax.scan(
-        body,
-        list(args[consts : consts + carry]),
-        list(args[consts + carry :]),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-        _split_transpose=params["_split_transpose"],
-    )
-    return [*final, *stacked]
-
-
-def _run_cond(eqn: JaxprEqn, args: Sequence[Any], policy: p.Policy, inner: list[Program]) -> list[Any]:
-    index, *operands = args
-    branches = [_body(branch, policy, inner) for branch in eqn.params["branches"]]
-    return jax.lax.switch(index, [lambda *xs, branch=branch: branch(xs) for branch in branches], *operands)
+    def _cond(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        index, *operands = args
+        branches = [self._body(branch) for branch in eqn.params["branches"]]
+        return jax.lax.switch(index, [lambda *xs, branch=branch: branch(xs) for branch in branches], *operands)

@@ -15,7 +15,7 @@ import jax
 from jaxremat import compat
 from jaxremat.choice import Choice
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxremat.graph import live
+from jaxremat.graph import CONSTANTS, live, size_bytes
 from jaxremat.inline import inline, resolve
 
 
@@ -79,6 +79,7 @@ class _Writer:
         self.eqns = list[JaxprEqn]()
         self.inputs = set(graph.inputs)
         self.late_maker = {v: i for i in graph.late for v in graph.backward[i].outvars}
+        self.made_by = {v: eqn for eqn in graph.backward for v in eqn.outvars}
         # When each backward value was written; the cotangents were there before all others.
         self.written_at = {ct: 0 for ct in graph.cotangents if ct is not None}
         self.names = dict[Var, Atom]()  # what stands for a backward value now: gated, or the other half of a sum
@@ -144,6 +145,8 @@ class _Writer:
         """What stands for an operand of a backward equation."""
         if isinstance(atom, Literal):
             return atom
+        if atom in self.gate:
+            return self.gate[atom]
         return self.fetched[atom] if atom in self.hosts else resolve(atom, self.names)
 
     def _remake(self, wanted: Sequence[Var], gate_on: Var | None) -> None:
@@ -153,11 +156,13 @@ class _Writer:
             if var in self.hosts and var not in self.fetched:
                 self._fetch(var, gate_on)
         opened = dict[Var, Var]()
-        if forward and frontier and gate_on is not None:
-            if not self.gate.keys() >= frontier.keys():
-                self._open(list(frontier), gate_on, self.graph.forward[forward[0]])
+        eqns = [*(self.graph.forward[i] for i in forward), *(self.graph.backward[i] for i in late)]
+        if forward and gate_on is not None:
+            gated = self._to_gate(eqns, frontier)
+            if not self.gate.keys() >= gated.keys():
+                self._open(list(gated), gate_on, eqns[0])
             opened = self.gate
-        for eqn in (*(self.graph.forward[i] for i in forward), *(self.graph.backward[i] for i in late)):
+        for eqn in eqns:
             invars = [
                 opened[v] if isinstance(v, Var) and v in opened and self._is_there(v) else self._current(v)
                 for v in eqn.invars
@@ -190,9 +195,32 @@ class _Writer:
                 todo += [v for v in eqn.invars if isinstance(v, Var)]
         return sorted(forward), sorted(late), frontier
 
+    def _to_gate(self, eqns: Sequence[JaxprEqn], frontier: Collection[Var]) -> dict[Var, None]:
+        """Those of the stored values and inputs that must pass a gate before `eqns` run: large ones, and random keys.
+
+        What is computed from small values alone is small: a compiler may take it from the forward pass. Where something
+        large is made from small values (a dropout mask from its key), those are gated too.
+        """
+        limit = self.graph.small_bytes
+        gated = {v: None for v in frontier if size_bytes(v.aval) > limit}
+        moving = {v for v in self.remade if size_bytes(v.aval) > limit} | set(gated)
+        sources = {v: frozenset((v,)) for v in frontier if v not in gated}
+        for eqn in eqns:
+            read = [v for v in eqn.invars if isinstance(v, Var)]
+            if any(v in moving for v in read):
+                moving.update(eqn.outvars)
+                continue
+            origin = frozenset().union(*(sources.get(v, frozenset()) for v in read))
+            if eqn.primitive.name not in CONSTANTS and any(size_bytes(v.aval) > limit for v in eqn.outvars):
+                gated.update(dict.fromkeys(sorted(origin, key=list(frontier).index)))
+                moving.update(eqn.outvars)
+            else:
+                sources.update(dict.fromkeys(eqn.outvars, origin))
+        return gated
+
     def _open(self, frontier: Sequence[Var], gate_on: Var, like: JaxprEqn) -> None:
         """Opens a new gate: stored values that are there when a cotangent is, and not before."""
-        moving = resolve(gate_on, self.names)
+        moving = self._narrowed(gate_on)
         if not isinstance(moving, Var):
             return
         gate = compat.barrier([*(self.fetched.get(v, v) for v in frontier), moving], like)
@@ -200,11 +228,20 @@ class _Writer:
         self.gate = dict(zip(frontier, gate.outvars))
         self.names[moving] = gate.outvars[-1]
 
+    def _narrowed(self, var: Var) -> Atom:
+        """The cotangent to gate on: of a broadcast its source, which need not be written out to pass a barrier."""
+        while var in self.made_by and self.made_by[var].primitive.name == "broadcast_in_dim":
+            source = self.made_by[var].invars[0]
+            if not isinstance(source, Var) or source not in self.written_at:
+                break
+            var = source
+        return resolve(var, self.names)
+
     def _fetch(self, var: Var, gate_on: Var | None) -> None:
         """Brings an offloaded value back to the device once a cotangent is there."""
         like = self.graph.forward[self.graph.maker[var]]
         host = self.hosts[var]
-        moving = resolve(gate_on, self.names) if gate_on is not None else None
+        moving = self._narrowed(gate_on) if gate_on is not None else None
         if isinstance(moving, Var):
             gate = compat.barrier([host, moving], like)
             self.eqns.append(gate)
