@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from jaxremat import policy as p
-from jaxremat.compat import Var
+from jaxremat.compat import Atom, Var
 from jaxremat.errors import PolicyError, did_you_mean
 from jaxremat.graph import Graph, Value
 from jaxremat.labels import CALLED_OPS, PRIMITIVE_OPS
@@ -177,7 +177,7 @@ def _is_dot_without_batch(value: Value) -> bool:
     return not lhs_batch and not rhs_batch
 
 
-def _roots(graph: Graph, variables: Sequence[Var]) -> list[Var]:
+def _roots(graph: Graph, variables: Sequence[Atom]) -> list[Var]:
     """The forward values that `variables` show, views followed; inputs and broadcast constants are left out."""
     roots = [graph.root(v) for v in variables]
     return [v for v in dict.fromkeys(roots) if isinstance(v, Var) and v in graph.maker and graph.value_of[v].size_bytes]

@@ -6,10 +6,11 @@ Each use says in which versions it was seen. Everything else in the library goes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
+from jax._src import ad_util as _ad_util  # zeros_like_aval: 0.10.2, 0.12.0
 from jax._src import config as _config  # trace_context: 0.10.2, 0.12.0
 from jax._src import source_info_util as _source  # NameStack, Scope, user_context, user_frame: 0.10.2, 0.12.0
 from jax._src.lax.lax import optimization_barrier_p  # 0.10.2, 0.12.0
+from jax.core import Tracer
 from jax.extend import core as _core
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
@@ -97,4 +98,14 @@ def scoped(eqn: JaxprEqn, function: Callable[..., Any], *args: Any) -> Any:
 
 def is_traced(*values: Any) -> bool:
     """Says whether one of the values is a tracer."""
-    return any(isinstance(value, jax.core.Tracer) for value in values)
+    return any(isinstance(value, Tracer) for value in values)
+
+
+def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """Returns a function that runs a program equation by equation."""
+    return _core.jaxpr_as_fun(program)
+
+
+def zeros(cotangent: Any) -> Any:
+    """Returns the array that a symbolic zero stands for, with its sharding and its varying mesh axes."""
+    return _ad_util.zeros_like_aval(cotangent.aval)

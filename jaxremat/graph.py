@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxremat import compat
@@ -163,7 +164,7 @@ class Graph:
 def size_bytes(aval: Any) -> int:
     """Returns the bytes of an array of this type; of a random key, the bytes of its words."""
     dtype = aval.dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         words = np.prod(dtype._impl.key_shape, dtype=np.int64)
         return int(np.prod(aval.shape, dtype=np.int64) * words * 4)
     return int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize
@@ -202,7 +203,7 @@ def trace_gradient(function: ClosedJaxpr, perturbed: Sequence[bool], evaluate: E
     Returns:
         The graph. Its equations are new, calls flattened: scopes and source lines are those of the function's equations.
     """
-    differentiable = [jax.dtypes.issubdtype(a.dtype, np.inexact) for a in function.out_avals]
+    differentiable = [jnp.issubdtype(a.dtype, jnp.inexact) for a in function.out_avals]
     state: dict[str, Any] = {}
 
     def forward(*inputs: Any) -> Any:

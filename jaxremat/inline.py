@@ -34,14 +34,12 @@ def inline(eqns: Sequence[JaxprEqn], renaming: Mapping[Var, Atom]) -> tuple[list
             flat.append(eqn.replace(invars=invars) if invars != eqn.invars else eqn)
             continue
         label = f"jit({eqn.params['name']})" if "name" in eqn.params else eqn.primitive.name
-        fresh = dict(zip(body.jaxpr.invars, invars))
+        fresh: dict[Var, Atom] = dict(zip(body.jaxpr.invars, invars))
+        inside = list[JaxprEqn]()
         for inner in body.jaxpr.eqns:
-            outvars = [v if isinstance(v, compat.DropVar) else compat.new_var(v.aval) for v in inner.outvars]
+            outvars: list[Var] = [v if isinstance(v, compat.DropVar) else compat.new_var(v.aval) for v in inner.outvars]
             fresh.update(zip(inner.outvars, outvars))
-        inside = [
-            compat.moved(inner, eqn, label).replace(outvars=[fresh[v] for v in inner.outvars])
-            for inner in body.jaxpr.eqns
-        ]  # fmt: skip
+            inside.append(compat.moved(inner, eqn, label).replace(outvars=outvars))
         inner_eqns, inner_names = inline(inside, fresh)
         flat += inner_eqns
         for outer, inner in zip(eqn.outvars, body.jaxpr.outvars):

@@ -256,9 +256,8 @@ class Program:
         names = (*residuals.cut.choice.kept, *graph.inputs)
         values = dict(zip(names, [*residuals.values, *graph.constants]))
         given = [
-            jax.numpy.zeros(ct.shape, ct.dtype) if isinstance(ct := cotangents[i], SymbolicZero) else ct
-            for i in backward.cotangents
-        ]
+            compat.zeros(ct) if isinstance(ct := cotangents[i], SymbolicZero) else ct for i in backward.cotangents
+        ]  # fmt: skip
         found = dict(zip(backward.gradients, run(*(values[v] for v in backward.reads), *given)))
         return tuple(found.get(i) for i in range(len(self.function.in_avals)))
 
@@ -284,7 +283,7 @@ def runner(program: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
 
     Without `jit` round it, a program then rounds as the function itself would.
     """
-    run = jax.extend.core.jaxpr_as_fun(program)
+    run = compat.as_function(program)
 
     def traced(*args: Any) -> list[Any]:
         return run(*args)
