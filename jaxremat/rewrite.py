@@ -158,9 +158,9 @@ class _Writer:
         opened = dict[Var, Var]()
         eqns = [*(self.graph.forward[i] for i in forward), *(self.graph.backward[i] for i in late)]
         if forward and gate_on is not None:
-            gated = self._to_gate(eqns, frontier)
-            if not self.gate.keys() >= gated.keys():
-                self._open(list(gated), gate_on, eqns[0])
+            # Small values pass along with large ones, but ask for no gate of their own: it would break a fusion.
+            if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
+                self._open(list(frontier), gate_on, eqns[0])
             opened = self.gate
         for eqn in eqns:
             invars = [
