@@ -4,5 +4,6 @@ from jaxremat.errors import PolicyError, RematWarning
 from jaxremat.naming import name
 from jaxremat.policy import Policy, parse
 from jaxremat.remat import remat
+from jaxremat.residuals import residuals
 
-__all__ = ["Policy", "PolicyError", "RematWarning", "name", "parse", "remat"]
+__all__ = ["Policy", "PolicyError", "RematWarning", "name", "parse", "remat", "residuals"]

@@ -73,10 +73,20 @@ def source_line(eqn: JaxprEqn) -> str:
     return f"{frame.file_name}:{frame.start_line}" if frame else ""
 
 
-def moved(eqn: JaxprEqn, outer: JaxprEqn, scope: str) -> JaxprEqn:
-    """Returns an equation of an inner jaxpr as it reads outside of the call `outer`: its scopes below those of the call."""
-    stack = outer.source_info.name_stack.extend(scope) + eqn.source_info.name_stack
-    return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+def moved(eqn: JaxprEqn, outer: JaxprEqn, scopes: Sequence[str]) -> JaxprEqn:
+    """Returns an equation of an inner jaxpr as it reads outside of the call `outer`.
+
+    Its scopes stand below those of the call and `scopes`. Where it was made by a library's code alone, as inside of
+    `jnp.var`, its source is that of the call.
+    """
+    stack = outer.source_info.name_stack
+    for scope in scopes:
+        stack = stack.extend(scope)
+    inner = eqn.source_info
+    traceback = inner.traceback
+    if traceback is None or _source.user_frame(traceback) is None:
+        traceback = outer.source_info.traceback
+    return eqn.replace(source_info=inner.replace(traceback=traceback, name_stack=stack + inner.name_stack))
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], scope: str = "") -> list[Any]:
