@@ -135,7 +135,9 @@ class OrbaxCheckpoints:
         except Exception as error:
             raise self._damaged(step, error) from error
         if (arrived := digest(state)) != expected:
-            raise self._damaged(step, ValueError(f"SHA-256 {arrived[:12]}… of the state where {expected[:12]}… was saved"))
+            raise self._damaged(
+                step, ValueError(f"SHA-256 {arrived[:12]}… of the state where {expected[:12]}… was saved")
+            )
         return state
 
     def wait(self) -> None:

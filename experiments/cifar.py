@@ -10,6 +10,7 @@ status is 0, or 2 with one message on standard error when something asked for ca
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import tyro
@@ -39,7 +40,7 @@ def train(config: Config, console: Console) -> Record | None:
         records.require_appendable(config.out)
     devices.join_processes(config)
     over = devices.all_devices()
-    dataset = data.load(config.data, config.data_dir)
+    dataset = data.load(config.data, None if config.data_dir is None else Path(config.data_dir).expanduser())
     devices.check_batch(config.batch_size, over, len(dataset.train_labels))
     first = jax.process_index() == 0
     saved = checkpoints.open_checkpoints(config.checkpoint_dir, config.identity() | {"dataset": dataset.name})

@@ -95,7 +95,9 @@ def _check_processes(config: Config) -> None:
         return
     host, colon, port = config.coordinator.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-        raise ExperimentError(f"--coordinator must be HOST:PORT, such as 10.0.0.1:1234, or auto; got {config.coordinator!r}.")
+        raise ExperimentError(
+            f"--coordinator must be HOST:PORT, such as 10.0.0.1:1234, or auto; got {config.coordinator!r}."
+        )
     if count is None or index is None or not 0 <= index < count:
         raise ExperimentError(
             "--coordinator HOST:PORT needs --num-processes N and --process-id from 0 to N-1; got "

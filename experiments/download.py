@@ -29,7 +29,9 @@ def cache_directory() -> Path:
     """
     directory = os.path.expanduser(os.fspath(_tfds().core.constants.DATA_DIR))
     if "://" in directory:
-        raise DataUnavailableError(f"the cache must be a local folder, TFDS_DATA_DIR is {directory}: set it to a local one")
+        raise DataUnavailableError(
+            f"the cache must be a local folder, TFDS_DATA_DIR is {directory}: set it to a local one"
+        )
     return Path(directory)
 
 
@@ -57,7 +59,9 @@ def fetch(cache: Path) -> Path:
     tfds = _tfds()
     downloads = cache / "downloads"
     try:
-        cached = [path for folder in (downloads, downloads / "cifar10") for path in folder.glob(f"*{_archive_suffix()}")]
+        cached = [
+            path for folder in (downloads, downloads / "cifar10") for path in folder.glob(f"*{_archive_suffix()}")
+        ]
         if not cached:  # a cached archive is used without asking the network
             refusal = probe(URL)
             if refusal:

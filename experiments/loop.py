@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from experiments.augment import epoch_order
 from experiments.checkpoints import Checkpoints
 from experiments.config import Config
-from experiments.data import epoch_order
 from experiments.devices import Devices
 from experiments.errors import ExperimentError
 from experiments.program import Program
@@ -78,9 +78,7 @@ def run(
             history.losses += losses
             history.test_accuracies.append(evaluate(program, state))
             checkpoints.save(stop, program.copy(state))
-            display.epoch(
-                epoch + 1, float(np.mean(losses)), history.test_accuracies[-1], time.perf_counter() - begun
-            )
+            display.epoch(epoch + 1, float(np.mean(losses)), history.test_accuracies[-1], time.perf_counter() - begun)
     return state, history
 
 
@@ -122,9 +120,7 @@ def evaluate(program: Program, state: TrainState) -> float:
     """Returns the fraction of test images that the state classifies rightly."""
     images = program.test.labels.shape[0]
     starts = range(0, images, program.test_batch)
-    counts = [
-        program.count_correct(state.params, state.batch_stats, program.test, np.int32(start)) for start in starts
-    ]
+    counts = [program.count_correct(state.params, state.batch_stats, program.test, np.int32(start)) for start in starts]
     return sum(int(count) for count in counts) / images
 
 
@@ -132,7 +128,11 @@ def _require_sound(program: Program, state: TrainState, checkpoints: Checkpoints
     if bool(program.sound(state)):
         return
     step = int(state.diverged_at)
-    what = f"the loss became infinite or NaN at step {step}" if step else f"a parameter is not finite at step {int(state.step)}"
+    what = (
+        f"the loss became infinite or NaN at step {step}"
+        if step
+        else f"a parameter is not finite at step {int(state.step)}"
+    )
     checkpoints.wait()
     kept = checkpoints.latest_step()
     last = "No checkpoint was saved." if kept is None else f"The checkpoint of step {kept} is kept."

@@ -129,9 +129,7 @@ def _conv(features: int, size: int, stride: int, dtype: Dtype, name: str) -> nn.
 
 
 def _batch_norm(train: bool, dtype: Dtype, name: str, **options: Any) -> nn.BatchNorm:
-    return nn.BatchNorm(
-        use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name, **options
-    )
+    return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name, **options)
 
 
 class BasicBlock(nn.Module):

@@ -91,7 +91,9 @@ def _file_format(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: must be TFDS's description of cifar10: {_brief(error)}. {REMEDY}") from None
     if name != "cifar10":
-        raise DataError(f"{path}: must describe the data set 'cifar10', describes {name!r}. Give the folder of cifar10.")
+        raise DataError(
+            f"{path}: must describe the data set 'cifar10', describes {name!r}. Give the folder of cifar10."
+        )
     if file_format not in _READERS:
         raise DataError(
             f"{path}: must be in one of the formats {', '.join(_READERS)}, is in {file_format!r}. "

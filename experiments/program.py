@@ -94,9 +94,7 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
         .compile()
     )
     count_correct = (
-        jax.jit(
-            make_count_correct(model, batch_size=test_batch, dtype=dtype, split=devices.split), out_shardings=whole
-        )
+        jax.jit(make_count_correct(model, batch_size=test_batch, dtype=dtype, split=devices.split), out_shardings=whole)
         .lower(state.params, state.batch_stats, test, jax.ShapeDtypeStruct((), jnp.int32))
         .compile()
     )

@@ -137,8 +137,10 @@ class Bar(Lines):
 
     def step(self, done: int, epoch: int, loss: float) -> None:
         """Moves the bar."""
-        fields = {"epoch": str(epoch), "loss": f"{loss:.4f}", "speed": f"{self._measure(done):,.0f}"}
-        self._progress.update(self._task, completed=done, refresh=True, **fields)
+        speed = self._measure(done)
+        self._progress.update(
+            self._task, completed=done, refresh=True, epoch=epoch, loss=f"{loss:.4f}", speed=f"{speed:,.0f}"
+        )
 
 
 def choose_display(console: Console, extent: Extent) -> Display:

@@ -94,7 +94,9 @@ def require_appendable(path: str) -> None:
         with target.open("a"):
             pass
     except OSError as error:
-        raise ExperimentError(f"--out must name a file that can be written; {path}: {error.strerror or error}.") from error
+        raise ExperimentError(
+            f"--out must name a file that can be written; {path}: {error.strerror or error}."
+        ) from error
     if not existed:
         target.unlink()
 

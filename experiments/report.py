@@ -11,10 +11,10 @@ def bytes_text(size: int | None) -> str:
     Example:
         >>> from experiments.report import bytes_text
         >>> bytes_text(3 * 2**20), bytes_text(1536), bytes_text(None)
-        ('3.0 MiB', '1.5 KiB', '–')
+        ('3.0 MiB', '1.5 KiB', '-')
     """
     if size is None:
-        return "–"
+        return "-"
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
@@ -25,13 +25,13 @@ def bytes_text(size: int | None) -> str:
 
 def seconds_text(seconds: float | None) -> str:
     """Returns a duration for people, or a dash where it is not known."""
-    return "–" if seconds is None else f"{seconds * 1000:.1f} ms"
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
 def summary(record: Record) -> Table:
     """Returns the record's table: each cost says whether it was traced, compiled or measured."""
     table = Table(title=f"{record.model} on {record.dataset}", show_header=False)
-    where = f"{record.device['devices']} × {record.device['kind']}"
+    where = f"{record.device['devices']} x {record.device['kind']}"
     if record.device["processes"] > 1:
         where += f" in {record.device['processes']} processes"
     rows = [

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from experiments.data import augment, normalise
+from experiments.augment import augment, normalise
 from experiments.models import ModelName
 
 Tree = Any
@@ -69,9 +69,7 @@ def decayed(params: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
 
 
-def make_init(
-    model: nn.Module, optimizer: optax.GradientTransformation, seed: int
-) -> Callable[[], TrainState]:
+def make_init(model: nn.Module, optimizer: optax.GradientTransformation, seed: int) -> Callable[[], TrainState]:
     """Returns the function that makes the state before the first step."""
 
     def init() -> TrainState:
@@ -151,7 +149,7 @@ def make_count_correct(
         index = jnp.where(inside, index, 0)
         images = jax.lax.with_sharding_constraint(normalise(data.images[index], dtype), split)
         logits = model.apply({"params": params, "batch_stats": batch_stats}, images, False)
-        return jnp.sum(inside & (logits.argmax(-1) == data.labels[index]))
+        return jnp.sum(inside & (jnp.argmax(jnp.asarray(logits), -1) == data.labels[index]))
 
     return count_correct
 

@@ -39,12 +39,16 @@ def make_part(images: np.ndarray, labels: np.ndarray, batch: BatchFile) -> bytes
 
 def main(arguments: list[str] | None = None) -> int:
     """Compares or writes both parts; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.sample.make", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.sample.make", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("directory", type=Path, help="holds CIFAR-10's six binary files")
     parser.add_argument("--write", type=Path, metavar="OUT", help="write the two files into this folder")
     options = parser.parse_args(arguments)
     try:
-        train_images, train_labels, test_images, test_labels = read_directory(options.directory, TRAIN_FILES, TEST_FILES)
+        train_images, train_labels, test_images, test_labels = read_directory(
+            options.directory, TRAIN_FILES, TEST_FILES
+        )
     except ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
