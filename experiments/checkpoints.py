@@ -188,8 +188,7 @@ def digest(tree: Any) -> str:
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         # On several processes every one holds a whole copy in its own first device.
-        array = np.ascontiguousarray(np.asarray(leaf.addressable_data(0)))
-        sha.update(array.data)
+        sha.update(np.asarray(leaf.addressable_data(0)).tobytes())
     return sha.hexdigest()
 
 

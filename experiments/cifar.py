@@ -10,6 +10,7 @@ status is 0, or 2 with one message on standard error when something asked for ca
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -21,11 +22,20 @@ from experiments.config import Config, check
 from experiments.errors import ExperimentError
 from experiments.program import build_program
 from experiments.records import Record
+from experiments.training import TrainState
 from jaxremat import PolicyError
 
 
-def train(config: Config, console: Console) -> Record | None:
-    """Trains as configured and returns the record; in all processes but the first, None.
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of a run. Its record is None in all processes but the first."""
+
+    state: TrainState
+    record: Record | None
+
+
+def train(config: Config, console: Console) -> Trained:
+    """Trains as configured and returns the final state with the run's record.
 
     Args:
         config: what to do.
@@ -60,9 +70,9 @@ def train(config: Config, console: Console) -> Record | None:
     finally:
         saved.close()
     if not first:
-        return None
+        return Trained(state, None)
     loss_steps, losses = records.thin(history.losses, history.first_step)
-    return Record(
+    record = Record(
         config=config.as_json(),
         policy_asked=config.policy,
         policy=str(program.policy),
@@ -84,13 +94,14 @@ def train(config: Config, console: Console) -> Record | None:
         compiled_temp_bytes=program.compiled_temp_bytes,
         params_sha256=checkpoints.digest(state.params),
     )
+    return Trained(state, record)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, or 2 for bad input."""
     config = tyro.cli(Config, prog="python -m experiments.cifar", args=argv)
     try:
-        record = train(config, Console(stderr=True))
+        record = train(config, Console(stderr=True)).record
         if record is None:
             return 0
         if config.out is not None:

@@ -72,7 +72,7 @@ def run(
             start, stop = max(first, epoch * per_epoch), min(end, (epoch + 1) * per_epoch)
             order = epoch_order(config.seed, epoch, program.training.labels.shape[0])[: per_epoch * config.batch_size]
             order = devices.replicate(np.asarray(order, np.int32).reshape(per_epoch, config.batch_size))
-            state, losses = _run_epoch(config, program, state, order, (start, stop), checkpoints, display, history)
+            state, losses = run_steps(config, program, state, order, range(start, stop), checkpoints, display, history)
             losses = [float(loss) for loss in jax.device_get(losses)]
             _require_sound(program, state, checkpoints)
             history.losses += losses
@@ -82,21 +82,23 @@ def run(
     return state, history
 
 
-def _run_epoch(
+def run_steps(
     config: Config,
     program: Program,
     state: TrainState,
     order: jax.Array,
-    steps: tuple[int, int],
+    steps: range,
     checkpoints: Checkpoints,
     display: Display,
     history: History,
 ) -> tuple[TrainState, list[jax.Array]]:
-    """Does the steps from `steps[0]` up to `steps[1]`, never more than `STEPS_IN_FLIGHT` ahead of the device."""
-    start, stop = steps
+    """Does the steps with the numbers `steps`, from 0 and of one epoch, at most `STEPS_IN_FLIGHT` ahead of the device.
+
+    Returns the new state and the steps' losses, which may still be on their way. Step times go to `history`.
+    """
     losses, in_flight = list[jax.Array](), deque[jax.Array]()
     ended_at = time.perf_counter()
-    for done in range(start + 1, stop + 1):
+    for done in range(steps.start + 1, steps.stop + 1):
         state, loss = program.step(state, program.training, order)
         losses.append(loss)
         in_flight.append(loss)
@@ -109,7 +111,7 @@ def _run_epoch(
                 epoch = (done - 1) // program.steps_per_epoch + 1
                 display.step(done - STEPS_IN_FLIGHT, epoch, float(ended))
             ended_at = now
-        if done % SAVE_EVERY_STEPS == 0 and done < stop and checkpoints.active:
+        if done % SAVE_EVERY_STEPS == 0 and done < steps.stop and checkpoints.active:
             _require_sound(program, state, checkpoints)
             checkpoints.save(done, program.copy(state))
             ended_at = time.perf_counter()

@@ -49,7 +49,7 @@ def wrap_loss(loss: Callable[..., Any], policy: jaxremat.Policy, regions: Region
 
 def compiler_options() -> dict[str, bool | int | float | str]:
     """Returns the options with which `jax.jit` keeps the policy's recomputation on the default backend."""
-    version = tuple(int(part) for part in jax.lib.__version__.split(".")[:3])
+    version = tuple(int(part) for part in jax.__version__.split(".")[:3])
     if jax.default_backend() == "cpu" and version <= (0, 11, 0):
         return {"xla_disable_hlo_passes": "cse_barrier_expander"}
     return {}
