@@ -84,7 +84,7 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
     test_batch = -(-min(TEST_BATCH, len(dataset.test_labels)) // devices.count) * devices.count
 
     whole = devices.whole
-    init = jax.jit(make_init(model, optimizer, config.seed), out_shardings=whole)
+    init = jax.jit(make_init(model, optimizer, config.seed), out_shardings=whole, compiler_options=_options_of_init())
     state = jax.eval_shape(init)
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), state)
     order = jax.ShapeDtypeStruct((steps_per_epoch, config.batch_size), jnp.int32, sharding=whole)
@@ -114,6 +114,11 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
         residual_bytes=residual_bytes(loss, state, config.batch_size, dtype),
         compiled_temp_bytes=None if memory is None else int(memory.temp_size_in_bytes),
     )
+
+
+def _options_of_init() -> dict[str, bool | int | float | str]:
+    """Returns the options to compile the initial state with: it runs once, and optimizing it takes longer than the step."""
+    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
 
 
 def to_devices(images: np.ndarray, labels: np.ndarray, devices: Devices) -> Images:
