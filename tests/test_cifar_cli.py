@@ -49,7 +49,7 @@ def test_a_run_prints_its_table_and_its_record(capsys, tmp_path):
 
 def test_every_policy_ends_with_the_same_bits(capsys):
     digests = {}
-    for policy in ("everything", "nothing", "dots", "dots_no_batch", "names:conv_out", "nothing_saveable"):
+    for policy in ("everything", "nothing", "dots", "dots_no_batch", "names:conv_out"):
         assert cifar.main([*SHORT, f"--policy={policy}"]) == 0
         record, _, _ = records_of(capsys)
         digests[policy] = record["params_sha256"]
@@ -66,11 +66,11 @@ def test_seed_and_precision_matter(capsys):
 
 
 def test_training_learns(capsys):
-    # 20 images by heart: the loss of ten equal logits is 2.3.
-    assert cifar.main(["--data=sample", "--batch-size=500", "--epochs=20", "--policy=everything"]) == 0
+    assert cifar.main(["--data=sample", "--batch-size=50", "--epochs=2"]) == 0
     record, _, _ = records_of(capsys)
-    assert record["losses"][-1] < 2.1 < 2.25 < record["losses"][0]
-    assert record["test_accuracy"] > 0.2
+    # The first losses are those of ten equal logits, log(10) = 2.303.
+    assert sum(record["losses"][-10:]) / 10 < 2.2 < 2.25 < sum(record["losses"][:5]) / 5
+    assert record["test_accuracy"] > 0.15
 
 
 # argument, what the message must say
