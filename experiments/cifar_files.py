@@ -67,7 +67,7 @@ def check_records(contents: bytes | np.ndarray, batch: BatchFile, where: object,
         raise DataError(
             f"{where}: must have {batch.size_bytes:,} bytes ({batch.records:,} records), has {size:,}: {word} {remedy}"
         )
-    md5 = hashlib.md5(contents, usedforsecurity=False).hexdigest()
+    md5 = hashlib.md5(np.frombuffer(contents, np.uint8).data, usedforsecurity=False).hexdigest()
     if md5 != batch.md5:
         raise DataError(f"{where}: must have the MD5 {batch.md5}, has {md5}: corrupted. {remedy}")
 

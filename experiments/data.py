@@ -107,22 +107,35 @@ def read_directory(
       DataError: the directory holds no CIFAR-10 in a form that is read here, or a file of it is wrong.
     """
     forms = f"the six .bin files of CIFAR-10, their folder {FOLDER}, or a TFDS data directory with cifar10"
-    if not directory.is_dir():
-        what = "is a file" if directory.exists() else "does not exist"
-        raise DataError(f"{directory}: must be a directory with {forms}; it {what}")
-    for folder in (directory, directory / FOLDER):
-        if any((folder / batch.name).exists() for batch in (*train_files, *test_files)):
-            return *read_batches(folder, train_files), *read_batches(folder, test_files)
-    prepared = find_prepared(directory)
+    try:
+        if not directory.is_dir():
+            what = "is a file" if directory.exists() else "does not exist"
+            raise DataError(f"{directory}: must be a directory with {forms}; it {what}")
+        folders = (directory, directory / FOLDER)
+        binary = [f for f in folders if any((f / batch.name).exists() for batch in (*train_files, *test_files))]
+        prepared = find_prepared(directory)
+        contents = sorted(path.name for path in directory.iterdir())
+    except OSError as error:  # not allowed to look, or no name for a folder
+        raise DataError(f"{directory}: must be a directory with {forms}: {error.strerror or error}") from None
+    if binary:
+        return *read_batches(binary[0], train_files), *read_batches(binary[0], test_files)
     if prepared is not None:
         return *read_prepared(prepared, "train", train_files), *read_prepared(prepared, "test", test_files)
-    raise DataError(f"{directory}: must hold {forms}; {_what_is_there(directory)}")
+    raise DataError(f"{directory}: must hold {forms}; {_describe(contents)}")
 
 
 def _load_cached_or_fetched() -> Dataset:
     cache = download.cache_directory()
-    folder = download.find_extracted(cache) or find_prepared(cache / "cifar10") or download.fetch(cache)
-    return _full(read_directory(folder), str(folder))
+    archive = download.cifar10_archive()
+    try:
+        there = download.find_extracted(cache, archive) or find_prepared(cache / "cifar10")
+    except OSError as error:
+        raise DataUnavailableError(f"{cache} cannot be looked into: {error.strerror or error}") from None
+    folder = there or download.fetch(cache, archive)
+    try:
+        return _full(read_directory(folder), str(folder))
+    except DataError as error:
+        raise DataError(f"{error} That is TFDS's cache: delete {folder}, and the next run fills it again.") from None
 
 
 def _full(arrays: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], origin: str) -> Dataset:
@@ -134,9 +147,8 @@ def _load_sample() -> Dataset:
     return Dataset("sample", *sample.read_part(sample.TRAIN), *sample.read_part(sample.TEST), CLASSES, origin)
 
 
-def _what_is_there(directory: Path) -> str:
-    """What a wrong directory holds, with the remedy for the mistakes that are easily made."""
-    names = sorted(path.name for path in directory.iterdir())
+def _describe(names: list[str]) -> str:
+    """What the entries of a wrong directory say, with the remedy for the mistakes that are easily made."""
     if "cifar-10-binary.tar.gz" in names:
         return "it holds the packed archive: unpack it (tar xzf cifar-10-binary.tar.gz)"
     if {"cifar-10-batches-py", "cifar-10-python.tar.gz", "data_batch_1"} & set(names):

@@ -5,6 +5,8 @@ archive is unpacked here to where TFDS itself would unpack it, so either finds w
 """
 
 import base64
+import dataclasses
+import gzip
 import os
 import shutil
 import sys
@@ -21,6 +23,37 @@ from experiments.errors import DataError, DataUnavailableError
 PROBE_SECONDS = 4.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Archive:
+    """An archive of the binary files, as TFDS's table of downloads knows it.
+
+    Attributes:
+      url: where it comes from.
+      info: TFDS's `UrlInfo`: the size in bytes and the SHA-256 (`checksum`).
+    """
+
+    url: str
+    info: Any
+
+    @property
+    def cached_name(self) -> str:
+        """The pattern of its name in TFDS's cache, which ends in the SHA-256: another content is never taken for it."""
+        digest = base64.urlsafe_b64encode(bytes.fromhex(self.info.checksum)).decode().rstrip("=")
+        return f"*{digest}.tar.gz"
+
+
+def cifar10_archive() -> Archive:
+    """What TFDS knows about CIFAR-10's archive.
+
+    Raises:
+      DataUnavailableError: TFDS is not installed, or knows another address.
+    """
+    infos = _tfds().builder("cifar10").url_infos
+    if URL not in infos:
+        raise DataUnavailableError(f"this version of tensorflow-datasets does not know {URL}")
+    return Archive(URL, infos[URL])
+
+
 def cache_directory() -> Path:
     """TFDS's data directory: `~/tensorflow_datasets`, or what the variable TFDS_DATA_DIR says.
 
@@ -35,52 +68,58 @@ def cache_directory() -> Path:
     return Path(directory)
 
 
-def find_extracted(cache: Path) -> Path | None:
+def find_extracted(cache: Path, archive: Archive) -> Path | None:
     """The folder of the binary files below a TFDS data directory, or None."""
-    archive = f"*{_archive_suffix()}"
-    found = sorted((cache / "downloads" / "extracted").glob(f"TAR_GZ.{archive}/{FOLDER}"))
+    found = sorted((cache / "downloads" / "extracted").glob(f"TAR_GZ.{archive.cached_name}/{FOLDER}"))
     return found[0] if found else None
 
 
-def fetch(cache: Path) -> Path:
-    """Downloads CIFAR-10 unless its archive is cached, and unpacks it into the cache.
+def fetch(cache: Path, archive: Archive) -> Path:
+    """Downloads an archive unless it is cached, and unpacks it into the cache.
 
     Args:
       cache: a TFDS data directory.
+      archive: what to bring, usually `cifar10_archive()`.
 
     Returns:
-      The folder of the binary files. Their contents are not checked here: the archive's SHA-256 is when it comes, and
-      who reads the files checks them.
+      The folder of the binary files. The archive's SHA-256 is checked when it comes; the files are checked by who reads them.
 
     Raises:
       DataUnavailableError: no network, a server that does not hand out the archive, or a cache that cannot be written.
       DataError: the cached archive is damaged.
     """
-    tfds = _tfds()
     downloads = cache / "downloads"
     try:
-        cached = [
-            path for folder in (downloads, downloads / "cifar10") for path in folder.glob(f"*{_archive_suffix()}")
-        ]
-        if not cached:  # a cached archive is used without asking the network
-            refusal = probe(URL)
-            if refusal:
-                raise DataUnavailableError(f"CIFAR-10 is not in {cache} and {URL} cannot be reached: {refusal}")
-            print(f"downloading CIFAR-10 (162 MiB) from {URL} into {downloads}", file=sys.stderr)
-        manager = tfds.download.DownloadManager(
-            download_dir=downloads, dataset_name="cifar10", url_infos=_url_infos(), force_checksums_validation=True
-        )
-        archive = Path(os.fspath(manager.download(URL)))
-        return _unpack(archive, downloads / "extracted" / f"TAR_GZ.{archive.name}")
+        path = _bring(downloads, archive)
     except DataError:
         raise
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        damaged = cached[0] if cached else downloads
-        raise DataError(f"{damaged}: must be the archive of CIFAR-10: {error}. Delete it and run again.") from None
-    except OSError as error:  # requests' errors too: they derive from it
-        raise DataUnavailableError(f"CIFAR-10 could not be brought into {downloads}: {error}") from None
-    except Exception as error:  # TFDS's own errors share no base: a wrong checksum, an HTTP status
-        raise DataUnavailableError(f"CIFAR-10 could not be downloaded: {' '.join(str(error).split())[:300]}") from None
+    except Exception as error:  # OSError, requests' errors, and TFDS's own, which share no base (checksum, HTTP status)
+        text = " ".join(str(error).split())[:300]
+        raise DataUnavailableError(f"{archive.url} could not be brought into {downloads}: {text}") from None
+    try:
+        return _unpack(path, downloads / "extracted" / f"TAR_GZ.{path.name}")
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: must be the archive {archive.url}: {error}. Delete it and run again.") from None
+    except OSError as error:
+        raise DataUnavailableError(f"{path} could not be unpacked beside it: {error}") from None
+
+
+def _bring(downloads: Path, archive: Archive) -> Path:
+    """The archive's place in TFDS's cache, downloaded if it was not there; a cached one is used without a network."""
+    for folder in (downloads / "cifar10", downloads):  # TFDS's place, and that of its older versions
+        for cached in sorted(folder.glob(archive.cached_name)):
+            return cached
+    refusal = probe(archive.url)
+    if refusal:
+        raise DataUnavailableError(f"CIFAR-10 is not in {downloads.parent} and {archive.url} gave: {refusal}")
+    print(f"downloading CIFAR-10 ({archive.info.size / 2**20:.0f} MiB) from {archive.url}", file=sys.stderr)
+    manager = _tfds().download.DownloadManager(
+        download_dir=downloads,
+        dataset_name="cifar10",
+        url_infos={archive.url: archive.info},
+        force_checksums_validation=True,
+    )
+    return Path(os.fspath(manager.download(archive.url)))
 
 
 def probe(url: str, seconds: float = PROBE_SECONDS) -> str:
@@ -149,17 +188,3 @@ def _tfds() -> Any:
             f"downloading CIFAR-10 needs tensorflow-datasets ({error}): pip install 'jaxremat[experiments]'"
         ) from None
     return tensorflow_datasets
-
-
-def _url_infos() -> Any:
-    """TFDS's table of CIFAR-10's addresses, sizes and SHA-256 sums."""
-    infos = _tfds().builder("cifar10").url_infos
-    if URL not in infos:
-        raise DataUnavailableError(f"this version of tensorflow-datasets does not know {URL}: use --data-dir")
-    return infos
-
-
-def _archive_suffix() -> str:
-    """How the archive's name ends in TFDS's cache: its SHA-256 in base64, so a file of another content is never taken."""
-    digest = base64.urlsafe_b64encode(bytes.fromhex(_url_infos()[URL].checksum)).decode().rstrip("=")
-    return f"{digest}.tar.gz"

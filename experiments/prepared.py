@@ -58,10 +58,11 @@ def read_prepared(folder: Path, split: str, files: Sequence[BatchFile]) -> tuple
     labels = np.zeros(total, np.int32)
     seen = np.zeros(total, bool)
     read = _READERS[file_format]
+    parse = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]: made at import
     for shard in shards:
         for message in read(shard):
             try:
-                feature = tf_example_pb2.Example.FromString(message).features.feature
+                feature = parse(message).features.feature
                 name = feature["id"].bytes_list.value[0].decode()
                 position = int(name.removeprefix(f"{split}_"))
                 images[position] = np.asarray(Image.open(io.BytesIO(feature["image"].bytes_list.value[0])))
@@ -118,7 +119,11 @@ def _read_tfrecord(path: Path) -> Iterator[bytes]:
 
     The 4 bytes are CRC-32C sums; they are not looked at, as the MD5 of the whole is.
     """
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: must be a readable file: {error.strerror or error}. {REMEDY}") from None
+    with file:
         while head := file.read(12):
             length = struct.unpack("<Q", head[:8])[0] if len(head) == 12 else 0
             # A record here is a PNG of 32 × 32 pixels; a length beyond this is damage, not a reason to ask for the memory.
