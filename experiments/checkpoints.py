@@ -6,6 +6,7 @@ and renames it when it is complete: a kill at any moment leaves the checkpoints 
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,10 @@ class Checkpoints(Protocol):
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint, or None."""
+        ...
+
+    def require_same_run(self) -> None:
+        """Refuses checkpoints of another run."""
         ...
 
     def save(self, step: int, state: TrainState) -> None:
@@ -52,6 +57,9 @@ class NoCheckpoints:
     def latest_step(self) -> int | None:
         """There is none."""
         return None
+
+    def require_same_run(self) -> None:
+        """There are no others."""
 
     def save(self, step: int, state: TrainState) -> None:
         """Saves nothing."""
@@ -105,6 +113,7 @@ class OrbaxCheckpoints:
         """Saves in the background. The state must stay as it is: hand over a copy that no step will donate."""
         ocp = self._ocp
         about = {"identity": self._identity, "state_sha256": digest(state)}
+        about["sha256"] = _digest_of_json(about)
         try:
             self._manager.save(
                 step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))
@@ -119,20 +128,15 @@ class OrbaxCheckpoints:
         """Returns the newest checkpoint with the shapes and layouts of `like`, or None where there is none.
 
         Raises:
-            ExperimentError: it belongs to another configuration, or it is damaged.
+            ExperimentError: it is damaged.
         """
         ocp, step = self._ocp, self.latest_step()
         if step is None:
             return None
-        try:
-            about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
-            identity, expected = dict(about["identity"]), str(about["state_sha256"])
-        except Exception as error:  # Orbax and its storage raise many kinds for a damaged file
-            raise self._damaged(step, error) from error
-        self._require_same(identity, step)
+        expected = self._about(step)["state_sha256"]
         try:
             state = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))["state"]
-        except Exception as error:
+        except Exception as error:  # Orbax and its storage raise many kinds for a damaged file
             raise self._damaged(step, error) from error
         if (arrived := digest(state)) != expected:
             raise self._damaged(
@@ -149,7 +153,26 @@ class OrbaxCheckpoints:
         self._manager.wait_until_finished()
         self._manager.close()
 
-    def _require_same(self, identity: dict[str, Any], step: int) -> None:
+    def _about(self, step: int) -> dict[str, Any]:
+        ocp = self._ocp
+        try:
+            about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+            if about.pop("sha256") != _digest_of_json(about):
+                raise ValueError("its description was changed")
+        except Exception as error:
+            raise self._damaged(step, error) from error
+        return about
+
+    def require_same_run(self) -> None:
+        """Refuses the newest checkpoint if it belongs to another configuration; cheap, and possible before compiling.
+
+        Raises:
+            ExperimentError: it does, or it is damaged.
+        """
+        step = self.latest_step()
+        if step is None:
+            return
+        identity = self._about(step)["identity"]
         keys = sorted(identity.keys() | self._identity.keys())
         differ = [key for key in keys if identity.get(key) != self._identity.get(key)]
         if differ:
@@ -190,6 +213,10 @@ def digest(tree: Any) -> str:
         # On several processes every one holds a whole copy in its own first device.
         sha.update(np.asarray(leaf.addressable_data(0)).tobytes())
     return sha.hexdigest()
+
+
+def _digest_of_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _require_writable(directory: Path) -> None:

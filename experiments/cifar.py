@@ -55,6 +55,7 @@ def train(config: Config, console: Console) -> Trained:
     first = jax.process_index() == 0
     saved = checkpoints.open_checkpoints(config.checkpoint_dir, config.identity() | {"dataset": dataset.name})
     try:
+        saved.require_same_run()
         program = build_program(config, dataset, over)
         state = program.init()
         state = saved.restore(state) or state

@@ -147,7 +147,7 @@ def test_a_field_that_the_checkpoint_does_not_know(tmp_path):
     saved.close()
     later = OrbaxCheckpoints(str(tmp_path), {"model": "net", "ops": "lean"})
     with pytest.raises(ExperimentError, match="ops: None in the checkpoint, lean asked"):
-        later.restore(small_state(0))
+        later.require_same_run()
     later.close()
 
 
@@ -157,10 +157,16 @@ def test_digest_is_that_of_the_bits():
     assert digest(tree) != digest(tree | {"b": -jnp.zeros(2)})
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+@pytest.fixture(scope="module")
+def program():
+    """Five steps an epoch, three epochs."""
     config = Config(data="sample", batch_size=200, epochs=3)
-    over, dataset = devices.all_devices(), data.load("sample")
-    program = build_program(config, dataset, over)
+    over = devices.all_devices()
+    return config, over, build_program(config, data.load("sample"), over)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(program, tmp_path):
+    config, over, program = program
 
     def step(state, training, order):
         if int(state.step) == 8:  # the ninth step, of the second epoch
@@ -183,7 +189,7 @@ def test_a_diverging_run_says_so_on_the_command_line(tmp_path, capsys):
     assert steps(tmp_path) == []
 
 
-def test_checkpoints_within_an_epoch(tmp_path, monkeypatch):
+def test_checkpoints_within_an_epoch(program, monkeypatch):
     monkeypatch.setattr(loop, "SAVE_EVERY_STEPS", 2)
     saves = list[int]()
 
@@ -194,9 +200,8 @@ def test_checkpoints_within_an_epoch(tmp_path, monkeypatch):
             assert int(state.step) == step
             saves.append(step)
 
-    config = Config(data="sample", batch_size=200, epochs=1)
-    over, dataset = devices.all_devices(), data.load("sample")
-    program = build_program(config, dataset, over)
+    config, over, program = program
+    config = replace(config, epochs=1)
     run(config, program, over, program.init(), Watched(), Silent())
     assert saves == [2, 4, 5]
 
@@ -209,10 +214,9 @@ def test_killed_and_restarted():
     assert result["killed_sha256"] == result["undisturbed_sha256"]
 
 
-def test_losses_of_a_run_that_has_nothing_to_do():
-    config = Config(data="sample", batch_size=200, epochs=1)
-    over, dataset = devices.all_devices(), data.load("sample")
-    program = build_program(config, dataset, over)
+def test_losses_of_a_run_that_has_nothing_to_do(program):
+    config, over, program = program
+    config = replace(config, epochs=1)
     state = replace(program.init(), step=jnp.int32(5))
     _, history = run(config, program, over, state, NoCheckpoints(), Silent())
     assert (history.losses, history.median_step_seconds) == ([], None)
