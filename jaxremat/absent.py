@@ -36,7 +36,7 @@ _MEMORY_WANTED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) (\w+)"
 
 
 def compile_program(program: bytes, target: Target) -> dict[str, Any]:
-    """Returns the figures of a program compiled for a target that is not here (see `_compile_child.measure`).
+    """Returns the figures of a program compiled for a target that is not here (see `compiled.measure`).
 
     Args:
         program: serialized StableHLO, lowered for the target's platform and partitioned over its chips.

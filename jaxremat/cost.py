@@ -15,8 +15,8 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from jaxremat import absent, cost_cache
-from jaxremat._compile_child import measure
 from jaxremat.compat import compiler_options, private_cpu_device
+from jaxremat.compiled import measure
 from jaxremat.errors import CompileError, TargetError
 from jaxremat.flops import FlopCount, count_flops
 from jaxremat.targets import Target, find_target, package_versions

@@ -1,7 +1,7 @@
 """`targets`: the chips that programs can be compiled for here, attached or not.
 
 XLA's compilers for NVIDIA GPUs and for TPUs run on any Linux machine. They come with JAX's plugins, which must have
-exactly JAX's version; no driver and no CUDA toolkit is needed.
+exactly JAX's version; no driver is needed, and of the CUDA toolkit only the assembler, which has a wheel of its own.
 
 The figures of the GPUs are those of OpenXLA's target specifications (`xla/backends/gpu/target_config/specs`); the
 memory of the TPUs is that of Google Cloud's documentation.
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 
 import jax
 
@@ -145,6 +146,10 @@ def find_target(name: str) -> Target:
         return _local()
     kind = "gpu" if base in _GPUS else "tpu"
     remedy = missing_package(kind)
+    if not remedy and base == "v100" and cuda_version() == "13":
+        remedy = (
+            f'CUDA 13 knows no V100; in an environment of its own: pip install "jax-cuda12-plugin=={jax.__version__}"'
+        )
     target = Target(name, kind, 1, None, not remedy, remedy, "")
     if kind == "gpu":
         gpu = _GPUS[base]
@@ -169,17 +174,30 @@ def missing_package(kind: str) -> str:
         return (
             "" if _satisfies(version, wanted) else f"libtpu {version} is not that of JAX {jax.__version__}: {command}"
         )
-    found = {cuda: _installed(f"jax-cuda{cuda}-plugin") for cuda in ("13", "12")}
-    # JAX's wheels for CUDA 13 alone go on for the Pythons after 3.11.
-    cuda = next((c for c, v in found.items() if v), "12" if sys.version_info < (3, 12) else "13")
-    package, version = f"jax-cuda{cuda}-plugin", found[cuda]
-    command = f'pip install "{package}=={jax.__version__}"'
+    cuda = cuda_version()
+    plugin, assembler = f"jax-cuda{cuda}-plugin", {"12": "nvidia-cuda-nvcc-cu12", "13": "nvidia-cuda-nvcc"}[cuda]
+    version, pjrt = _installed(plugin), _installed(f"jax-cuda{cuda}-pjrt")
+    command = f'pip install "{plugin}=={jax.__version__}" {assembler}'
     if version is None:
         return command
-    pjrt = _installed(f"jax-cuda{cuda}-pjrt")
-    if pjrt is None or version != jax.__version__ or pjrt != jax.__version__:
-        return f"{package} {version} with jax-cuda{cuda}-pjrt {pjrt} is not that of JAX {jax.__version__}: {command}"
-    return ""
+    if version != jax.__version__ or pjrt != jax.__version__:
+        return f"{plugin} {version} with jax-cuda{cuda}-pjrt {pjrt} is not that of JAX {jax.__version__}: {command}"
+    return "" if _installed(assembler) or _has_cuda_toolkit() else f"pip install {assembler}"
+
+
+def cuda_version() -> str:
+    """Returns the CUDA generation ("12", "13") of the installed plugin of JAX, or of the one to install."""
+    for cuda in ("13", "12"):
+        if _installed(f"jax-cuda{cuda}-plugin"):
+            return cuda
+    # JAX's own choice of wheels goes on for the Pythons after 3.11 with CUDA 13.
+    return "12" if sys.version_info < (3, 12) else "13"
+
+
+def _has_cuda_toolkit() -> bool:
+    """Whether the assembler (ptxas) and the device library beside it are where XLA looks, apart from NVIDIA's wheels."""
+    roots = [Path(root) for root in (os.environ.get("CUDA_ROOT"), "/usr/local/cuda", "/opt/cuda") if root]
+    return any((root / "bin" / "ptxas").exists() for root in roots)
 
 
 def libtpu_requirement() -> str:
