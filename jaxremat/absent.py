@@ -32,7 +32,11 @@ _CHILD_ENVIRONMENT = {
 }
 OPTIONS = {"gpu": {"xla_gpu_autotune_level": "0"}, "tpu": {}}  # autotuning wants the GPU itself
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_MEMORY_WANTED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) (\w+)")
+_SIZE = r"([\d.]+)([KMGT]?)"
+_MEMORY_WANTED = (  # used, available
+    re.compile(rf"Used {_SIZE} of {_SIZE} \w+"),
+    re.compile(rf"\({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
+)
 
 
 def compile_program(program: bytes, target: Target) -> dict[str, Any]:
@@ -60,14 +64,14 @@ def compile_program(program: bytes, target: Target) -> dict[str, Any]:
 
 def compile_error(message: str, target_name: str) -> CompileError:
     """Returns a compiler's refusal as a `CompileError` of one line, with the memory that it wanted where it says so."""
-    wanted = _MEMORY_WANTED.search(message)
-    if wanted:
-        used, limit = (float(n) * _UNITS[unit] for n, unit in (wanted.group(1, 2), wanted.group(3, 4)))
-        return CompileError(
-            f"cost: out of memory when compiling for {target_name}: the program wants {used / 2**30:.2f} GiB of "
-            f"{wanted.group(5)}, and {limit / 2**30:.2f} GiB can be used. Store less, or make the batch smaller.",
-            wanted_bytes=round(used),
-        )
+    for pattern in _MEMORY_WANTED:
+        if found := pattern.search(message):
+            used, limit = (round(float(n) * _UNITS[unit]) for n, unit in (found.group(1, 2), found.group(3, 4)))
+            return CompileError(
+                f"cost: out of memory when compiling for {target_name}: the program wants {used / 2**30:.2f} GiB, and "
+                f"{limit / 2**30:.2f} GiB can be used. Store less, or make the batch smaller.",
+                wanted_bytes=used,
+            )
     first = next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
     return CompileError(f"cost: the program does not compile for {target_name}: {_shortened(first)}")
 
@@ -79,8 +83,9 @@ def _shortened(line: str, limit: int = 300) -> str:
 class Worker:
     """A child process that compiles for one kind of chip. It starts when it is first asked, and again after a crash."""
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, command: tuple[str, ...] = (sys.executable, "-m", "jaxremat._compile_child")):
         self._kind = kind
+        self._command = command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log = None
@@ -128,7 +133,7 @@ class Worker:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long-lived as the process)
             path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "jaxremat._compile_child"],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,

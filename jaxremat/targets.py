@@ -135,7 +135,7 @@ def find_target(name: str) -> Target:
     base, colon, suffix = name.partition(":")
     if base not in _NAMES:
         raise TargetError(
-            f"target: {name!r} does not exist.{did_you_mean(base, _NAMES)} There are {', '.join(_NAMES)}, and several "
+            f"target: {name!r} does not exist.{did_you_mean(base.lower(), _NAMES)} There are {', '.join(_NAMES)}, and several "
             f"chips as h100:4 or v5e:2x2.{_how_to_get_more()}"
         )
     if base == "local":
