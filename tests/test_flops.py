@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chain import BATCH, CHANNELS, SIZE, arguments, loss
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxremat import compiler_options, hlo
 from jaxremat.flops import OpCounts, _taps, conv_and_dot_counts, count_flops
@@ -152,7 +152,9 @@ def test_shard_map_counts_every_shard():
     mesh = AbstractMesh((4,), ("d",))
     row, whole = PartitionSpec("d"), PartitionSpec()
     f = jax.shard_map(jnp.dot, mesh=mesh, in_specs=(row, whole), out_specs=row)
-    assert count(f, zeros(8, 5), zeros(5, 7)).dot_flops == 2 * 8 * 5 * 7
+    shapes = [((8, 5), row), ((5, 7), whole)]
+    args = [jax.ShapeDtypeStruct(s, jnp.float32, sharding=NamedSharding(mesh, spec)) for s, spec in shapes]
+    assert count_flops(jax.jit(f).trace(*args).jaxpr).dot_flops == 2 * 8 * 5 * 7
 
 
 def test_chain_by_hand():
