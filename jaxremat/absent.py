@@ -72,8 +72,10 @@ def compile_error(message: str, target_name: str) -> CompileError:
                 f"{limit / 2**30:.2f} GiB can be used. Store less, or make the batch smaller.",
                 wanted_bytes=used,
             )
-    first = next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
-    return CompileError(f"cost: the program does not compile for {target_name}: {_shortened(first)}")
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no reason given"]
+    # Some begin with the name of the error alone.
+    reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return CompileError(f"cost: the program does not compile for {target_name}: {_shortened(reason)}")
 
 
 def _shortened(line: str, limit: int = 300) -> str:

@@ -173,7 +173,14 @@ def _remembered(f: Any, traced: Any, arguments: Any, chip: Target, compute: Call
 
 
 def _absent_cost(traced: Any, chip: Target) -> Cost:
-    lowered = traced.lower(lowering_platforms=({"gpu": "cuda", "tpu": "tpu"}[chip.kind],))
+    try:
+        lowered = traced.lower(lowering_platforms=({"gpu": "cuda", "tpu": "tpu"}[chip.kind],))
+    except (ValueError, NotImplementedError, RuntimeError) as e:
+        if "different from the lowering platform" in str(e):
+            reason = "it calls back to this process (pure_callback, debug.print, ...), which wants an attached chip"
+        else:
+            reason = str(e)
+        raise absent.compile_error(reason, chip.name) from e
     module = lowered.compiler_ir("stablehlo")
     wanted_chips = module.operation.attributes["mhlo.num_partitions"].value
     if wanted_chips != chip.chips:
@@ -205,7 +212,15 @@ def _absent_cost(traced: Any, chip: Target) -> Cost:
 
 
 def _local_cost(traced: Any, chip: Target) -> Cost:
-    lowered = traced.lower()
+    try:
+        lowered = traced.lower()
+    except ValueError as e:
+        if "AbstractMesh" not in str(e):
+            raise
+        raise TargetError(
+            "target: local compiles for devices that are there, and the shardings of the program are over an "
+            "AbstractMesh, which has none. Give a jax.make_mesh of as many devices, or name the chips (h100:4, v5e:2x2)."
+        ) from e
     start = time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=compiler_options(chip.specification))

@@ -32,9 +32,11 @@ _SCATTERS = frozenset({f"scatter{dash}{op}" for dash in "-_" for op in ("add", "
 _WINDOWS = frozenset({"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"})
 # Their jaxprs are scalar functions applied per element: nothing to walk into.
 _SCALAR_BODIES = _REDUCTIONS | _SCATTERS | _WINDOWS | frozenset(("scatter", "sort", "select_and_scatter"))
-# Programs of their own, in another language than jaxprs.
+# Programs of their own in another language than jaxprs, and algorithms whose work depends on who provides them.
 _OPAQUE = frozenset(
     {"pallas_call", "ffi_call", "tpu_custom_call", "triton_kernel_call", "pure_callback", "io_callback"}
+    | {"cholesky", "eig", "eigh", "fft", "geqrf", "hessenberg", "householder_product", "lu", "ormqr", "qr", "schur"}
+    | {"svd", "triangular_solve", "tridiagonal", "tridiagonal_solve"}
 )
 
 
@@ -55,7 +57,7 @@ class FlopCount:
         elementwise_flops: of arithmetic, comparisons, transcendental functions and reductions, one an element.
         loops: how many scans of more than one step and `while` loops there are: XLA counts their bodies once.
         unknown_loops: how many loops of unknown length there are; their body is counted once.
-        uncounted: primitives that hold programs which are not jaxprs, such as `pallas_call`.
+        uncounted: primitives whose work a jaxpr does not tell, such as `pallas_call` and `eigh`.
     """
 
     dot_flops: int = 0

@@ -132,6 +132,8 @@ def find_target(name: str) -> Target:
     Raises:
         TargetError: no such target, or no such topology.
     """
+    if not isinstance(name, str):
+        raise TargetError(f"target: a name such as 'local' or 'h100' is required; got {name!r}.")
     base, colon, suffix = name.partition(":")
     if base not in _NAMES:
         raise TargetError(

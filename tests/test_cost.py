@@ -136,6 +136,14 @@ def test_refusals_are_one_line():
 def test_unknown_targets():
     with pytest.raises(TargetError, match="Did you mean 'h100'"):
         jaxremat.cost(gram, X, target="h10")
+    with pytest.raises(TargetError, match="a name such as 'local' or 'h100' is required; got None"):
+        jaxremat.cost(gram, X, target=None)
+
+
+def test_local_wants_devices_that_are_there():
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    with pytest.raises(TargetError, match=r"AbstractMesh, which has none\. Give a jax\.make_mesh"):
+        jaxremat.cost(sharded(4), square, square)
 
 
 def pretend(monkeypatch, kind):
@@ -231,6 +239,11 @@ def test_out_of_memory_says_what_was_wanted(message, wanted):
     e = absent.compile_error(message, "v5e")
     assert e.wanted_bytes == wanted
     assert f"wants {wanted / 2**30:.2f} GiB, and 15.75 GiB can be used" in str(e)
+
+
+def test_a_heading_alone_is_no_reason():
+    e = absent.compile_error("INVALID_ARGUMENT: E1200: HostOffload:\nwhat is wrong\nand a third line", "v4")
+    assert str(e) == "cost: the program does not compile for v4: INVALID_ARGUMENT: E1200: HostOffload: what is wrong"
 
 
 def test_long_refusals_are_cut():
@@ -361,6 +374,25 @@ def test_no_backend_starts_for_a_chip_that_is_not_here():
     """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     assert run.stdout == "False\n"
+
+
+@wants("h100")
+def test_callbacks_have_no_process_to_call():
+    def f(x):
+        jax.debug.print("{}", x.sum())
+        return x
+
+    with pytest.raises(CompileError, match="does not compile for h100: it calls back to this process"):
+        jaxremat.cost(f, X, target="h100")
+
+
+@wants("h100")
+def test_arguments_in_host_memory():
+    mesh = AbstractMesh((1,), ("d",))
+    host, device = (NamedSharding(mesh, PartitionSpec(), memory_kind=kind) for kind in ("pinned_host", "device"))
+    f = jax.jit(lambda x: jax.device_put(x, device) * 2, in_shardings=host, out_shardings=device)
+    c = jaxremat.cost(f, X, target="h100")
+    assert (c.host_bytes, c.argument_bytes, c.output_bytes) == (X_BYTES, 0, X_BYTES)
 
 
 @wants("h100")
