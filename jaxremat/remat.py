@@ -4,6 +4,7 @@ The function is traced once per shapes. Under differentiation its gradient graph
 whose forward pass returns the stored values, and whose backward pass recomputes the rest just in time.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, update_wrapper
@@ -16,9 +17,10 @@ from jaxremat import compat
 from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
-from jaxremat.errors import PolicyError
+from jaxremat.errors import PolicyError, RematWarning
 from jaxremat.graph import run, trace_gradient
 from jaxremat.inline import called, inline
+from jaxremat.lint import waste
 from jaxremat.rewrite import Backward, backward_program, forward_program
 
 _CACHED_PROGRAMS = 64
@@ -240,6 +242,8 @@ class Program:
             cut = Cut(choose(graph, self.policy), evaluate.inner)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
+                for message in waste(cut.choice):
+                    warnings.warn(message, RematWarning, stacklevel=2)
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
 

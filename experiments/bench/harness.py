@@ -21,6 +21,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+import jaxremat
 from experiments import data, devices, loop, policies, progress, records
 from experiments.augment import epoch_order
 from experiments.bench import output
@@ -70,7 +71,7 @@ def measure(options: Options) -> dict[str, float]:
             split=over.split,
         ),
         donate_argnums=0,
-        compiler_options=policies.compiler_options(),
+        compiler_options=jaxremat.compiler_options(),
     )
     bare_state, bare_order = program.copy(state), over.replicate(order)
 
