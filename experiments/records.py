@@ -43,6 +43,9 @@ class Record:
     compiled_temp_bytes: int | None
     params_sha256: str
     schema: int = SCHEMA
+    framework: str = "jax"
+    peak_bytes: int | None = None  # of a step, measured
+    note: str = ""
 
     def to_json(self) -> str:
         """Returns the record as one line of JSON."""

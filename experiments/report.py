@@ -37,13 +37,26 @@ def summary(record: Record) -> Table:
     rows = [
         ("policy", record.policy + (" (each block)" if record.regions == "block" else " (whole loss)")),
         ("test accuracy", f"{record.test_accuracy:.2%}"),
-        ("stored for the backward pass (traced)", bytes_text(record.residual_bytes)),
-        ("temporary memory of a step (compiled)", bytes_text(record.compiled_temp_bytes)),
+        *_memory_rows(record),
         ("median step (measured)", seconds_text(record.step_seconds)),
         ("steps", f"{record.first_step} to {record.last_step}"),
         ("device", where),
         ("parameters, SHA-256", record.params_sha256[:16]),
     ]
+    if record.note:
+        rows.append(("note", record.note))
     for label, value in rows:
         table.add_row(label, value)
     return table
+
+
+def _memory_rows(record: Record) -> list[tuple[str, str]]:
+    if record.framework == "torch":
+        return [
+            ("stored for the backward pass (saved tensors)", bytes_text(record.residual_bytes)),
+            ("peak of a step, above parameters and batch (measured)", bytes_text(record.peak_bytes)),
+        ]
+    return [
+        ("stored for the backward pass (traced)", bytes_text(record.residual_bytes)),
+        ("temporary memory of a step (compiled)", bytes_text(record.compiled_temp_bytes)),
+    ]

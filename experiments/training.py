@@ -55,12 +55,16 @@ class Images:
 
 def make_optimizer(learning_rate: float, steps: int) -> optax.GradientTransformation:
     """Returns SGD with Nesterov momentum, linear warm-up, cosine to zero over `steps`, and weight decay on kernels alone."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        init_value=0.0, peak_value=learning_rate, warmup_steps=max(1, round(steps * WARM_UP)), decay_steps=max(2, steps)
-    )
     return optax.chain(
         optax.add_decayed_weights(WEIGHT_DECAY, mask=decayed),
-        optax.sgd(schedule, momentum=MOMENTUM, nesterov=True),
+        optax.sgd(make_schedule(learning_rate, steps), momentum=MOMENTUM, nesterov=True),
+    )
+
+
+def make_schedule(learning_rate: float, steps: int) -> optax.Schedule:
+    """Returns the learning rate by step, from 0: linear warm-up to `learning_rate`, then a cosine to zero over `steps`."""
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0, peak_value=learning_rate, warmup_steps=max(1, round(steps * WARM_UP)), decay_steps=max(2, steps)
     )
 
 

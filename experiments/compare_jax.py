@@ -1,0 +1,119 @@
+"""One cell of the comparison in JAX."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxremat
+from experiments import policies, records
+from experiments.batches import Batch, Batches, test_batches
+from experiments.compare_records import Cell, Result, gather, hardware
+from experiments.data import Dataset
+from experiments.models import build
+from experiments.training import AUGMENTED, TrainState, make_init, make_loss, make_optimizer
+
+TEST_BATCH = 500
+LEARNING_RATE = 0.05
+
+
+class JaxCell:
+    """A model under a policy, compiled and ready to be timed.
+
+    Raises:
+        PolicyError: the policy does not fit the model.
+    """
+
+    def __init__(self, cell: Cell, dataset: Dataset):
+        policy = jaxremat.parse(cell.policy)
+        regions = policies.resolve_regions(policy, "auto")
+        model: Any = cell.model
+        self._cell, self._dataset = cell, dataset
+        self._network = build(model, classes=len(dataset.classes), wrap_block=policies.block_wrapper(policy, regions))
+        self._batches = Batches(dataset, cell.seed, augmented=AUGMENTED[model])
+        optimizer = make_optimizer(LEARNING_RATE, cell.steps)
+        loss = policies.wrap_loss(make_loss(self._network), policy, regions)
+        self._first = next(self._batches.of_run(cell.batch_size))
+
+        options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
+        self._init = jax.jit(make_init(self._network, optimizer, cell.seed), compiler_options=options)
+        state = jax.eval_shape(self._init)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self._first.images, self._first.labels))
+        ledger = jaxremat.residuals(loss, state.params, state.batch_stats, *shapes, key)
+        self._kept = gather(
+            (_module_path(row.path), row.op, row.dtype, row.kept_bytes) for row in ledger.rows if row.kept_bytes
+        )
+        self._recomputed = ledger.recomputed
+
+        def step(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
+            key = jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(cell.seed), 1), state.step))[1]
+            (value, stats), gradients = jax.value_and_grad(loss, has_aux=True)(
+                state.params, state.batch_stats, images, labels, key
+            )
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            return replace(state, step=state.step + 1, params=params, batch_stats=stats, opt_state=opt_state), value
+
+        jitted = jax.jit(step, donate_argnums=0, compiler_options=jaxremat.compiler_options())
+        self._step = jitted.lower(state, *shapes).compile()
+        memory = self._step.memory_analysis()
+        # On a GPU or TPU the compiler's peak counts arguments too; temporary values are what a step takes beside them.
+        self._temp_bytes = None if memory is None else int(memory.temp_size_in_bytes)
+        self._timed = self._init()
+
+    def time_steps(self, count: int) -> list[float]:
+        """Does steps on the first batch and returns the seconds of each."""
+        images, labels = jnp.asarray(self._first.images), jnp.asarray(self._first.labels)
+        seconds = list[float]()
+        for _ in range(count):
+            begun = time.perf_counter()
+            self._timed, value = self._step(self._timed, images, labels)
+            jax.block_until_ready((self._timed, value))
+            seconds.append(time.perf_counter() - begun)
+        return seconds
+
+    def finish(self, seconds: list[float]) -> Result:
+        """Trains from the initial weights, and returns all that was found out."""
+        state, losses = self._init(), list[float]()
+        for _, batch in zip(range(self._cell.steps), self._batches.of_run(self._cell.batch_size)):
+            state, value = self._step(state, batch.images, batch.labels)
+            losses.append(float(value))
+        count = jax.jit(self._count_correct)
+        right = sum(
+            int(count(state.params, state.batch_stats, *_padded(batch))) for batch in test_batches(self._dataset, TEST_BATCH)
+        )
+        return Result(
+            cell=self._cell,
+            status="measured",
+            note="each block" if policies.resolve_regions(jaxremat.parse(self._cell.policy), "auto") == "block" else "",
+            kept=self._kept,
+            recomputed=self._recomputed,
+            peak_bytes=self._temp_bytes,
+            step_seconds=tuple(seconds),
+            losses=tuple(losses),
+            test_accuracy=right / len(self._dataset.test_labels),
+            date=records.now(),
+            hardware=hardware() | {"device": jax.devices()[0].device_kind},
+            versions=records.versions(),
+        )
+
+    def _count_correct(self, params: Any, stats: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = self._network.apply({"params": params, "batch_stats": stats}, images, False)
+        return jnp.sum(jnp.argmax(jnp.asarray(logits), -1) == labels)
+
+
+def _padded(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Fills the last batch up with black images of no class, so that evaluation compiles once."""
+    missing = TEST_BATCH - len(batch.labels)
+    images = np.pad(batch.images, ((0, missing), (0, 0), (0, 0), (0, 0)))
+    return images, np.pad(batch.labels, (0, missing), constant_values=-1)
+
+
+def _module_path(path: str) -> str:
+    """Returns a name stack's path without the network's class, which starts it: `Net/block1/conv` is `block1/conv`."""
+    return path.partition("/")[2]
