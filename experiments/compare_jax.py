@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from experiments.compare_records import Cell, Result, gather, hardware
 from experiments.data import Dataset
 from experiments.models import build
 from experiments.training import AUGMENTED, TrainState, make_init, make_loss, make_optimizer
+from jaxremat.flops import conv_and_dot_counts
 
 TEST_BATCH = 500
 LEARNING_RATE = 0.05
@@ -48,7 +49,7 @@ class JaxCell:
         self._kept = gather(
             (_module_path(row.path), row.op, row.dtype, row.kept_bytes) for row in ledger.rows if row.kept_bytes
         )
-        self._recomputed = ledger.recomputed
+        self._recomputed = ledger.recomputed | self._contractions_again(loss, state, *shapes, key)
 
         def step(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
             key = jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(cell.seed), 1), state.step))[1]
@@ -65,6 +66,15 @@ class JaxCell:
         # On a GPU or TPU the compiler's peak counts arguments too; temporary values are what a step takes beside them.
         self._temp_bytes = None if memory is None else int(memory.temp_size_in_bytes)
         self._timed = self._init()
+
+    def _contractions_again(self, loss: Any, state: TrainState, *batch: Any) -> dict[str, int]:
+        """Counts the convolutions and products of a whole gradient that one without policy lacks: also inside of blocks."""
+        plain = make_loss(build(cast(Any, self._cell.model), classes=len(self._dataset.classes)))
+        under, without = (
+            conv_and_dot_counts(jax.make_jaxpr(jax.grad(f, has_aux=True))(state.params, state.batch_stats, *batch))
+            for f in (loss, plain)
+        )
+        return {"conv": under.convolutions - without.convolutions, "dot": under.dots - without.dots}
 
     def time_steps(self, count: int) -> list[float]:
         """Does steps on the first batch and returns the seconds of each."""
