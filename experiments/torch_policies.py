@@ -72,6 +72,7 @@ def apply(
     asked: Literal["auto", "net", "block"] = "auto",
     *,
     kept_without_policy: Callable[[], int] | None = None,
+    compiler: str = "inductor",
 ) -> Applied:
     """Returns the network's forward pass under a policy.
 
@@ -81,6 +82,7 @@ def apply(
         asked: where to apply it; `auto` is each block.
         kept_without_policy: gives the bytes that plain autograd keeps for the backward pass of a batch; `budget:` in
             bytes needs it.
+        compiler: the backend of `torch.compile` for `budget:`.
 
     Raises:
         PolicyError: PyTorch cannot express the policy, or one of its selectors fits no operation of the network.
@@ -100,7 +102,7 @@ def apply(
     if isinstance(policy, p.Segments):
         return _segmented(network, policy, asked)
     if isinstance(policy, p.Budget):
-        return _budgeted(network, policy, asked, kept_without_policy)
+        return _budgeted(network, policy, asked, kept_without_policy, compiler)
     return _selective(network, policy, regions)
 
 
@@ -243,7 +245,9 @@ def _compose_as_is(calls: Sequence[Forward], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _budgeted(network: Network, policy: p.Budget, asked: str, kept_without_policy: Callable[[], int] | None) -> Applied:
+def _budgeted(
+    network: Network, policy: p.Budget, asked: str, kept_without_policy: Callable[[], int] | None, compiler: str
+) -> Applied:
     if asked == "block":
         raise PolicyError(f"PyTorch compiles a whole network under a budget: use --regions net or auto; got block for {policy}.")
     amount = policy.amount
@@ -258,12 +262,12 @@ def _budgeted(network: Network, policy: p.Budget, asked: str, kept_without_polic
         ratio = min(1.0, amount / kept_bytes)
         source = f"{amount} of the {kept_bytes} bytes that plain autograd keeps"
     note = f"activation_memory_budget {ratio:.4g}, {source}; it bounds what is kept, not the peak"
-    inductor: Any = torch._dynamo.lookup_backend("inductor")
+    compile_graph: Any = torch._dynamo.lookup_backend(compiler)
 
     def backend(graph: Any, examples: Any) -> Any:
         # A backend of its own for each ratio: programs are looked up by backend, but not by the setting.
         with functorch_config.patch(activation_memory_budget=ratio):
-            return inductor(graph, examples)
+            return compile_graph(graph, examples)
 
     forward: Any = torch.compile(network, dynamic=False, backend=backend)
     return Applied(forward, "net", {}, note, compiled=True)
