@@ -47,7 +47,7 @@ class JaxCell:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self._first.images, self._first.labels))
         ledger = jaxremat.residuals(loss, state.params, state.batch_stats, *shapes, key)
         self._kept = gather(
-            (_module_path(row.path), row.op, row.dtype, row.kept_bytes) for row in ledger.rows if row.kept_bytes
+            (_module_path(row.path), row.op, row.dtype, "traced", row.kept_bytes) for row in ledger.rows if row.kept_bytes
         )
         self._recomputed = ledger.recomputed | self._contractions_again(loss, state, *shapes, key)
 
@@ -125,5 +125,8 @@ def _padded(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _module_path(path: str) -> str:
-    """Returns a name stack's path without the network's class, which starts it: `Net/block1/conv` is `block1/conv`."""
-    return path.partition("/")[2]
+    """Returns a name stack's module path: without the network's class, which starts it, and without an einsum's scope.
+
+    `ViT/block1/attention/bqhd,bkhd->bhqk` becomes `block1/attention`.
+    """
+    return "/".join(part for part in path.split("/")[1:] if "->" not in part)

@@ -40,12 +40,13 @@ class Cell:
 class Kept:
     """What one layer's operation keeps for the backward pass: `count` values of a type, `size_bytes` together.
 
-    Layers bear Flax's module paths in both frameworks.
+    Layers bear Flax's module paths in both frameworks. `how` is `traced` in JAX, and `torch_measure.How` in PyTorch.
     """
 
     path: str
     op: str
     dtype: str
+    how: str
     count: int
     size_bytes: int
 
@@ -91,7 +92,7 @@ class Result:
 
     def to_json(self) -> str:
         """Returns the result as one line of JSON."""
-        document = asdict(self) | {"kept": [[k.path, k.op, k.dtype, k.count, k.size_bytes] for k in self.kept]}
+        document = asdict(self) | {"kept": [[k.path, k.op, k.dtype, k.how, k.count, k.size_bytes] for k in self.kept]}
         return json.dumps(document, allow_nan=False)
 
 
@@ -116,18 +117,19 @@ def from_json(line: str) -> Result:
     return Result(**values | {name: tuple(values[name]) for name in ("step_seconds", "losses")})
 
 
-def gather(rows: Iterable[tuple[str, str, str, int]]) -> tuple[Kept, ...]:
-    """Returns rows of (path, op, dtype, bytes), summed up by the first three, in order of first appearance.
+def gather(rows: Iterable[tuple[str, str, str, str, int]]) -> tuple[Kept, ...]:
+    """Returns rows of (path, op, dtype, how, bytes), summed up by the first four, in order of first appearance.
 
     Example:
         >>> from experiments.compare_records import gather
-        >>> gather([("a", "conv", "float32", 8), ("b", "conv", "float32", 8), ("a", "conv", "float32", 4)])[0]
-        Kept(path='a', op='conv', dtype='float32', count=2, size_bytes=12)
+        >>> gather([("a", "conv", "float32", "saved", 8), ("a", "conv", "float32", "saved", 4)])
+        (Kept(path='a', op='conv', dtype='float32', how='saved', count=2, size_bytes=12),)
     """
-    counts, sizes = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for path, op, dtype, size_bytes in rows:
-        counts[path, op, dtype] += 1
-        sizes[path, op, dtype] += size_bytes
+    counts, sizes = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str, str, str]]()
+    for *key, size_bytes in rows:
+        path, op, dtype, how = key
+        counts[path, op, dtype, how] += 1
+        sizes[path, op, dtype, how] += size_bytes
     return tuple(Kept(*key, count, sizes[key]) for key, count in counts.items())
 
 

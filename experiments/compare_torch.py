@@ -47,7 +47,7 @@ class TorchCell:
             kept_without_policy=lambda: sum(row.size_bytes for row in kept(plain)),
         )
         self._kept = gather(
-            (flax_path(self._network, row.path), row.op, row.dtype, row.size_bytes) for row in kept(self._applied)
+            (flax_path(self._network, row.path), row.op, row.dtype, row.how, row.size_bytes) for row in kept(self._applied)
         )
         self._recomputed = torch_measure.recomputed(self._network, self._applied, loss, self._images)
         self._optimizer = torch_training.make_sgd(self._network)

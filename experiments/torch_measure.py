@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -31,6 +31,7 @@ from experiments.torch_models import Network
 from experiments.torch_ops import LABELS, Listing, Modules
 from experiments.torch_policies import Applied
 
+How = Literal["saved", "cached", "region input"]
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -44,7 +45,7 @@ class Kept:
         shape: of the tensor that was saved first.
         dtype: its type.
         size_bytes: of the storage.
-        cached: whether selective checkpointing's cache holds it.
+        how: `saved` by autograd, `cached` by selective checkpointing, or the `region input` of a checkpoint.
     """
 
     path: str
@@ -52,7 +53,7 @@ class Kept:
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int
-    cached: bool
+    how: How
 
 
 class _Makers(TorchDispatchMode):
@@ -89,25 +90,25 @@ def kept(network: Network, applied: Applied, loss: Loss, images: torch.Tensor, g
     modules = Modules(network)
     makers = _Makers(modules)
 
-    def note(tensor: torch.Tensor, *, cached: bool) -> None:
+    def note(tensor: torch.Tensor, how: How) -> None:
         address, size_bytes = _address(tensor), tensor.untyped_storage().nbytes()
         if address in there or not size_bytes:
             return
         held.append(tensor.detach())
         path, op = makers.of.get(address, ("", "compiled" if applied.compiled else "input"))
-        earlier = found.get(address)
-        if earlier is None:
-            found[address] = Kept(path, op, tuple(tensor.shape), _dtype(tensor), size_bytes, cached)
+        if address not in found:
+            found[address] = Kept(path, op, tuple(tensor.shape), _dtype(tensor), size_bytes, how)
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        note(tensor, cached=False)
+        note(tensor, "saved")
         return tensor
 
-    def watch(result: Any) -> None:
+    def cache(result: Any) -> None:
         for tensor in _tensors(result):
-            note(tensor, cached=True)
+            note(tensor, "cached")
 
-    applied.watch = watch
+    applied.witness.cached = cache
+    applied.witness.region_input = lambda tensor: note(tensor, "region input")
     try:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             if applied.compiled:
@@ -117,7 +118,7 @@ def kept(network: Network, applied: Applied, loss: Loss, images: torch.Tensor, g
                     value = loss(applied.forward(images))
         del value
     finally:
-        applied.watch = None
+        applied.witness.cached = applied.witness.region_input = None
         modules.remove()
     return list(found.values())
 

@@ -15,7 +15,7 @@ PyTorch computes the whole of a region again when the backward pass enters it, s
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
@@ -37,6 +37,14 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass
+class Witness:
+    """Who is told what checkpointing holds: results that selective checkpointing caches, and the inputs of regions."""
+
+    cached: Callable[[Any], None] | None = None
+    region_input: Callable[[torch.Tensor], None] | None = None
+
+
+@dataclass
 class Applied:
     """A network under a policy.
 
@@ -46,7 +54,7 @@ class Applied:
         matches: for each selector of the policy how many operations it fits in one forward pass.
         note: what a reader of the figures must know, or an empty string.
         compiled: whether `forward` is a compiled program, whose inside hooks cannot see.
-        watch: set it to be told of each result that selective checkpointing caches.
+        witness: set its fields to be told what checkpointing holds.
     """
 
     forward: Forward
@@ -54,7 +62,7 @@ class Applied:
     matches: dict[str, int]
     note: str = ""
     compiled: bool = False
-    watch: Callable[[Any], None] | None = None
+    witness: Witness = field(default_factory=Witness)
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,8 @@ def apply(
     if isinstance(policy, p.Everything):
         return Applied(network, regions, {})
     if isinstance(policy, p.Nothing):
-        return Applied(_in_regions(network, regions, _checkpointed), regions, {})
+        witness = Witness()
+        return Applied(_in_regions(network, regions, partial(_checkpointed, witness)), regions, {}, witness=witness)
     if isinstance(policy, p.Segments):
         return _segmented(network, policy, asked)
     if isinstance(policy, p.Budget):
@@ -106,8 +115,14 @@ def apply(
     return _selective(network, policy, regions)
 
 
-def _checkpointed(call: Forward, **options: Any) -> Forward:
-    return partial(checkpoint, call, use_reentrant=False, **options)
+def _checkpointed(witness: Witness, call: Forward, **options: Any) -> Forward:
+    def region(x: torch.Tensor) -> torch.Tensor:
+        if witness.region_input is not None:
+            witness.region_input(x)
+        result: Any = checkpoint(call, x, use_reentrant=False, **options)
+        return result
+
+    return region
 
 
 def _in_regions(network: Network, regions: Regions, wrap: Callable[[Forward], Forward]) -> Forward:
@@ -138,19 +153,19 @@ def _selective(network: Network, policy: jaxremat.Policy, regions: Regions) -> A
         if not count and selector != "ops:*":
             raise PolicyError(_no_match(policy, selector, operations))
     modules = Modules(network)
-    applied = Applied(network, regions, matches)
+    witness = Witness()
 
     def decide(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         operation = modules.operation(func)
         if operation is None or not any(_stores(rules, operation) for rules in tables):
             return CheckpointPolicy.PREFER_RECOMPUTE
-        if applied.watch is not None:
-            applied.watch(context.op_output)
+        if witness.cached is not None:
+            witness.cached(context.op_output)
         return CheckpointPolicy.MUST_SAVE
 
     contexts = partial(create_selective_checkpoint_contexts, decide)
-    applied.forward = _in_regions(network, regions, partial(_checkpointed, context_fn=contexts))
-    return applied
+    forward = _in_regions(network, regions, partial(_checkpointed, witness, context_fn=contexts))
+    return Applied(forward, regions, matches, witness=witness)
 
 
 def _stores(rules: Sequence[Rule], operation: Operation) -> bool:
@@ -235,8 +250,10 @@ def _segmented(network: Network, policy: p.Segments, asked: str) -> Applied:
         )
     cuts = [list(indices) for indices in np.array_split(np.arange(len(calls)), count)]
     segments = [partial(_compose_as_is, [calls[i] for i in indices]) for indices in cuts]
-    forward = partial(_compose, [*map(_checkpointed, segments[:-1]), segments[-1]])
-    return Applied(forward, "net", {}, f"{count} segments of {'+'.join(str(len(cut)) for cut in cuts)} parts")
+    witness = Witness()
+    forward = partial(_compose, [*(_checkpointed(witness, segment) for segment in segments[:-1]), segments[-1]])
+    note = f"{count} segments of {'+'.join(str(len(cut)) for cut in cuts)} parts"
+    return Applied(forward, "net", {}, note, witness=witness)
 
 
 def _compose_as_is(calls: Sequence[Forward], x: torch.Tensor) -> torch.Tensor:
