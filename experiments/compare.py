@@ -150,6 +150,20 @@ def run(config: Config, console: Console) -> tuple[list[Result], int]:
     return [known[cell.key] for cell in cells], len(missing)
 
 
+def relu_rows(results: Sequence[Result]) -> list[tuple[str, int, int]]:
+    """Returns for each model with ReLUs that PyTorch measured: its name, and what is kept with `F.relu` and with bit masks."""
+    models = dict.fromkeys(
+        (result.cell.model, result.cell.batch_size)
+        for result in results
+        if result.cell.framework == "torch" and result.status == "measured" and result.cell.model != "vit"
+    )
+    if not models:
+        return []
+    from experiments.compare_torch import relu_bytes
+
+    return [(model, relu_bytes(model, "native", batch), relu_bytes(model, "mask", batch)) for model, batch in models]
+
+
 def _opened(path: Path) -> Any:
     try:
         return path.open("a", encoding="utf-8")
@@ -173,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.quick:
             config = replace(config, models="net", policies=QUICK_POLICIES, steps=10, rounds=3, data="sample", data_dir=None)
         results, ran = run(config, console)
-        files = write_report(results, Path(config.report).expanduser())
+        files = write_report(results, Path(config.report).expanduser(), relu_rows(results))
     except (ExperimentError, PolicyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

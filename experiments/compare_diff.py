@@ -4,62 +4,56 @@ Within a layer values of the same operation, type and size are paired first, the
 over stands in a row of its own. The rows' bytes add up to what each framework keeps.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from experiments.compare_records import Framework, Kept, Result, gather
+from experiments.compare_records import Kept, Result
 
 UNEXPLAINED = "not explained"
 SMALL_BYTES = 16 * 1024  # of one value: statistics, scalars and the loss's own values
 
-_WRITTEN = "JAX differentiates {} as it is written and keeps what its parts need"
-# (framework, operation) of what has no partner -> why.
-_EVERYTHING: dict[tuple[Framework, str], str] = {
-    ("jax", "batch_norm"): _WRITTEN.format("batch norm") + "; PyTorch's kernel keeps its input (the convolution's row), mean and 1/std",
-    ("jax", "layer_norm"): _WRITTEN.format("layer norm") + "; PyTorch's kernel keeps its input, mean and 1/std",
-    ("jax", "gelu"): _WRITTEN.format("tanh-GELU") + ", five arrays; PyTorch's kernel keeps its input",
-    ("jax", "attention"): _WRITTEN.format("attention") + "; PyTorch keeps contiguous copies and softmax's output",
-    ("jax", "softmax"): _WRITTEN.format("softmax") + "; PyTorch's kernel keeps its output",
-    ("torch", "conv"): "the input of batch norm or of an addition of positions, which PyTorch's next kernel keeps",
-    ("torch", "batch_norm"): "mean and 1/std, or the input of the next convolution",
-    ("torch", "layer_norm"): "its output is the input of the next products; and mean and 1/std",
-    ("torch", "softmax"): "softmax's kernel keeps its output; in JAX it is among attention's values",
-    ("torch", "gelu"): "its output is the input of the next product; in JAX it is among GELU's five",
-    ("torch", "add"): "the input of the next norm, which PyTorch's kernel keeps; JAX keeps it centred",
-    ("torch", "constant_pad_nd"): "a stride-2 convolution's input, padded at the far edge alone as Flax's SAME does: PyTorch has to copy it",
-    ("torch", "clone"): "a contiguous copy for a batched product",
-    ("torch", "_unsafe_view"): "contiguous copies for batched products",
+# What has no partner, by framework and operation, under any policy.
+_JAX = {
+    "cross_entropy": "a part of cross-entropy, which JAX differentiates as written; PyTorch's kernel keeps log softmax",
+    "logsumexp": "a part of cross-entropy, which JAX differentiates as written; PyTorch's kernel keeps log softmax",
+    "dropout": "dropout's mask as booleans or its scaled input; PyTorch keeps the mask as scaled float32",
 }
-_REGION = "the input of a checkpointed block or segment, which PyTorch keeps beside what the policy chose"
-_OUTSIDE = "outside of the blocks, where PyTorch is not under the policy: autograd keeps what it needs"
-_POLICY: dict[tuple[Framework, str], str] = {
-    ("torch", "batch_norm"): "cached by selective checkpointing, or the region's input; jaxremat stores only what is read again",
-    ("torch", "layer_norm"): "cached by selective checkpointing with mean and 1/std, or outside of the blocks",
-    ("torch", "conv"): "cached by selective checkpointing, whether it is read again or not; or the input of a block",
-    ("torch", "dot"): "cached by selective checkpointing, whether it is read again or not; or used at once in the last segment",
-    ("torch", "gelu"): "cached by selective checkpointing, whether it is read again or not; or used at once in the last segment",
-    ("torch", "softmax"): "cached by selective checkpointing, whether it is read again or not",
-    ("torch", "relu"): _REGION + "; or its output, cached",
-    ("torch", "add"): _REGION + "; or its sum, cached",
-    ("torch", "dropout"): _REGION,
-    ("torch", "max_pool"): _REGION + "; or its output, cached",
-    ("torch", "mul"): _REGION,
-    ("torch", "constant_pad_nd"): "a padded input in the last segment, which is not recomputed",
-    ("torch", "_unsafe_view"): "contiguous copies in the last segment, which is not recomputed",
-    ("torch", "clone"): "contiguous copies in the last segment, which is not recomputed",
+# Without a policy: JAX keeps what the parts of an operation need, PyTorch what its kernel needs.
+_JAX_PLAIN = {
+    "batch_norm": "JAX differentiates batch norm as written; PyTorch's kernel keeps its input, mean and 1/std",
+    "layer_norm": "JAX differentiates layer norm as written; PyTorch's kernel keeps its input, mean and 1/std",
+    "gelu": "JAX differentiates tanh-GELU as written, five arrays; PyTorch's kernel keeps its input",
+    "attention": "JAX keeps the operands as they are; PyTorch's batched products want contiguous copies",
+    "softmax": "JAX differentiates softmax as written; PyTorch's kernel keeps its output",
+    "div": "the mean before the last product, under another operation's name",
+    "mean": "the mean before the last product, under another operation's name",
+    "add": "a sum that JAX keeps for the next operation; PyTorch's kernel keeps another value of the layer",
+    "relu": "an input of the next operation; in PyTorch another operation's kernel keeps it",
 }
-_STORED = "stored as the policy says; PyTorch's stored set has no such value: its regions or kernels are cut elsewhere"
-_ALWAYS: dict[tuple[Framework, str], str] = {
-    ("torch", "mean"): "the input of the last product; JAX keeps it under another operation's name, or computes it again",
-    ("torch", "_log_softmax"): "PyTorch's cross-entropy keeps log softmax and a weight; " + "JAX keeps the parts of log-sum-exp or computes them again",
-    ("torch", "nll_loss_forward"): "the weight of the batch, one number",
-    ("torch", "div_"): "PyTorch keeps dropout's mask as scaled float32; JAX as booleans, one byte an element",
-    ("torch", "dropout"): "dropout's output is the input of what follows",
-    ("torch", "compiled"): "values inside of the compiled program, which have no names any more",
-    ("jax", "cross_entropy"): "the parts of cross-entropy; PyTorch's kernel keeps log softmax",
-    ("jax", "logsumexp"): "the parts of cross-entropy; PyTorch's kernel keeps log softmax",
-    ("jax", "dropout"): "dropout's mask as booleans, and its scaled output; PyTorch keeps the mask as float32",
+_TORCH_SAVED = {
+    "conv": "the input of a norm or of an addition, which PyTorch's kernel keeps; JAX keeps what it makes of it",
+    "dot": "the input of the next kernel",
+    "relu": "ReLU's output, which PyTorch's kernel and the next operation keep",
+    "batch_norm": "mean and 1/std, and the output where the next convolution keeps it as its input",
+    "layer_norm": "mean and 1/std, and the output where the next product keeps it as its input",
+    "softmax": "softmax's output, which PyTorch's kernel keeps; in JAX it is among attention's values",
+    "gelu": "the input of the next product; in JAX it is among GELU's values",
+    "add": "the input of a norm, which PyTorch's kernel keeps; JAX keeps it centred",
+    "mean": "the input of the last product; JAX computes it again, or keeps it under another operation's name",
+    "max_pool": "the input of the next operation; JAX computes it again, or keeps another value of the layer",
+    "mul": "attention's scaled queries",
+    "dropout": "dropout's output, the input of the next operation",
+    "div_": "dropout's mask as scaled float32; JAX keeps booleans, one byte an element",
+    "constant_pad_nd": "the input of a stride-2 convolution, padded at the far edge alone as Flax does: PyTorch needs a copy",
+    "clone": "a contiguous copy for a batched product",
+    "_unsafe_view": "contiguous copies for batched products",
+    "_log_softmax": "log softmax, which PyTorch's cross-entropy keeps; JAX keeps the parts of log-sum-exp, or computes them again",
+    "nll_loss_forward": "the weight of the batch, one number",
+    "compiled": "a value inside of the compiled program, where layers have no names",
 }
+REGION_INPUT = "the input of a checkpointed block or segment, which PyTorch keeps beside what the policy chooses"
+CACHED = "the policy fits it, so PyTorch caches it; jaxremat stores only what is read, and here reads another value"
+STORED = "the policy fits it and it is read; PyTorch computes it again, keeps it in another layer's row, or is not under the policy here"
+SMALL = "small: statistics, keys and scalars are always stored by jaxremat; PyTorch computes them again, or keeps fewer"
 
 
 @dataclass(frozen=True)
@@ -78,13 +72,22 @@ class Row:
 
 
 def diff(jax: Result, torch: Result) -> list[Row]:
-    """Returns the rows for the results of one policy in the two frameworks."""
-    ours = gather_layers(jax.kept)
-    theirs = gather_layers(torch.kept)
+    """Returns the rows for the results of one policy in the two frameworks.
+
+    Example:
+        >>> from experiments.compare_diff import diff
+        >>> from experiments.compare_records import Cell, Kept, Result
+        >>> ours, theirs = (Cell(framework, "net", "dots", 1, "sample", 1, 0) for framework in ("jax", "torch"))
+        >>> conv = Kept("block1/conv", "conv", "float32", "traced", 1, 64)
+        >>> pool = Kept("block1", "max_pool", "float32", "region input", 1, 16)
+        >>> rows = diff(Result(ours, "measured", kept=(conv,)), Result(theirs, "measured", kept=(conv, pool)))
+        >>> [(row.layer, row.equal) for row in rows]
+        [('block1/conv', True), ('block1', False)]
+    """
     rows = list[Row]()
-    for layer in dict.fromkeys(kept.path for kept in (*ours, *theirs)):
-        left = [kept for kept in ours if kept.path == layer]
-        right = [kept for kept in theirs if kept.path == layer]
+    for layer in dict.fromkeys(kept.path for kept in (*jax.kept, *torch.kept)):
+        left = [kept for kept in jax.kept if kept.path == layer]
+        right = [kept for kept in torch.kept if kept.path == layer]
         for same_op in (True, False):
             for one in tuple(left):
                 other = next((k for k in right if _alike(one, k, same_op=same_op)), None)
@@ -92,44 +95,32 @@ def diff(jax: Result, torch: Result) -> list[Row]:
                     rows.append(Row(layer, one, other, "equal"))
                     left.remove(one)
                     right.remove(other)
-        rows += [Row(layer, one, None, why(jax, "jax", one)) for one in left]
-        rows += [Row(layer, None, other, why(torch, "torch", other)) for other in right]
+        rows += [Row(layer, one, None, _why_jax(one, jax.cell.policy)) for one in left]
+        rows += [Row(layer, None, other, _why_torch(other)) for other in right]
     return rows
-
-
-def gather_layers(kept: Sequence[Kept]) -> list[Kept]:
-    """Returns rows by layer. An einsum's own scope, such as `bqhd,bkhd->bhqk`, is no layer."""
-    moved = [replace(k, path="/".join(part for part in k.path.split("/") if "->" not in part)) for k in kept]
-    counted = gather((k.path, k.op, k.dtype, k.size_bytes) for k in moved)
-    numbers = {(k.path, k.op, k.dtype): 0 for k in counted}
-    for k in moved:
-        numbers[k.path, k.op, k.dtype] += k.count
-    return [replace(k, count=numbers[k.path, k.op, k.dtype]) for k in counted]
-
-
-def why(result: Result, framework: Framework, kept: Kept) -> str:
-    """Returns why the other framework keeps no such value."""
-    if kept.dtype == "bool" and kept.op == "relu":
-        return "the mask of ReLU's derivative, one byte an element; PyTorch reads it off ReLU's output"
-    if kept.dtype == "int64" and kept.op == "max_pool":
-        return "the place of each maximum, 8 bytes; JAX finds it again in the input of pooling"
-    key = (framework, kept.op)
-    if key in _ALWAYS:
-        return _ALWAYS[key]
-    if kept.size_bytes / kept.count <= SMALL_BYTES and framework == "jax":
-        return "small: statistics, keys and scalars are always stored"
-    table = _EVERYTHING if result.cell.policy == "everything" else _POLICY
-    if key in table:
-        return table[key]
-    if framework == "jax" and result.cell.policy != "everything":
-        return _STORED if kept.path.count("/") or kept.op in ("conv", "dot", "relu", "max_pool", "add", "gelu") else _OUTSIDE_JAX
-    if framework == "jax" and kept.op in ("div", "mean", "reduce_sum"):
-        return "the input of the last product, under another operation's name"
-    return UNEXPLAINED
-
-
-_OUTSIDE_JAX = "stored as the policy says, or outside of the blocks"
 
 
 def _alike(one: Kept, other: Kept, *, same_op: bool) -> bool:
     return (one.dtype, one.size_bytes) == (other.dtype, other.size_bytes) and (not same_op or one.op == other.op)
+
+
+def _why_torch(kept: Kept) -> str:
+    if kept.how == "region input":
+        return REGION_INPUT
+    if kept.dtype == "int64" and kept.op == "max_pool":
+        return "the place of each maximum, 8 bytes; JAX finds it again in the input of pooling"
+    if kept.how == "cached":
+        return CACHED
+    return _TORCH_SAVED.get(kept.op, UNEXPLAINED)
+
+
+def _why_jax(kept: Kept, policy: str) -> str:
+    if kept.dtype == "bool" and kept.op == "relu":
+        return "the mask of ReLU's derivative, one byte an element; PyTorch reads it off ReLU's output"
+    if kept.op in _JAX:
+        return _JAX[kept.op]
+    if kept.size_bytes / kept.count <= SMALL_BYTES:
+        return SMALL
+    if policy == "everything":
+        return _JAX_PLAIN.get(kept.op, UNEXPLAINED)
+    return STORED

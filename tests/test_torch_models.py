@@ -28,8 +28,8 @@ def test_loss_gradients_and_statistics_agree_under_every_strategy(reference):
     for policy in agreement.POLICIES:
         for figure in agreement.compare(reference, policy):
             assert figure.good, figure
-    bias = jax.tree.leaves(reference.gradients)[0]
-    assert np.linalg.norm(bias) > 1e-4  # so that the comparison means something
+    largest = max(np.linalg.norm(leaf) for leaf in jax.tree.leaves(reference.gradients))
+    assert largest > 0.1  # so that the floor of the comparison hides nothing
 
 
 def test_a_gradient_that_differs_is_found(reference):
