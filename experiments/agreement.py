@@ -100,7 +100,7 @@ def compare(expected: Reference, policy: str) -> list[Figure]:
     """
     import torch
 
-    from experiments import torch_models, torch_policies, torch_weights
+    from experiments import torch_layers, torch_models, torch_policies, torch_weights
 
     network = torch_models.build(expected.model, dropout=0.0)
     torch_weights.load_flax(network, expected.params, expected.batch_stats)
@@ -109,7 +109,7 @@ def compare(expected: Reference, policy: str) -> list[Figure]:
     applied = torch_policies.apply(network, jaxremat.parse(policy))
     loss = torch.nn.functional.cross_entropy(applied.forward(images), labels)
     loss.backward()
-    torch_models.commit_statistics(network)
+    torch_layers.commit_statistics(network)
     gradients = torch_weights.gradients_to_flax(network, expected.params)
     _, stats = torch_weights.to_flax(network, expected.params)
     figure = partial(Figure, expected.model)
@@ -190,7 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         models: list[Any] = [model.strip() for model in config.models.split(",")]
         for model in models:
             if model not in get_args(ModelName):
-                raise ExperimentError(f"--models takes {', '.join(get_args(ModelName))}, separated by commas; got {model!r}.")
+                raise ExperimentError(
+                    f"--models takes {', '.join(get_args(ModelName))}, separated by commas; got {model!r}."
+                )
         if config.steps < 0 or config.batch_size < 2:
             raise ExperimentError(
                 f"--steps must be at least 0 and --batch-size at least 2; got {config.steps} and {config.batch_size}."

@@ -141,7 +141,11 @@ def run(config: Config, console: Console) -> tuple[list[Result], int]:
             if not console.is_terminal:
                 cell = result.cell
                 tail = f": {result.why}" if result.why else ""
-                console.print(f"{cell.framework} {cell.model} {cell.policy}: {result.status}{tail}", soft_wrap=True, highlight=False)
+                console.print(
+                    f"{cell.framework} {cell.model} {cell.policy}: {result.status}{tail}",
+                    soft_wrap=True,
+                    highlight=False,
+                )
 
         for _, group in groupby(missing, key=lambda cell: (cell.model, cell.framework)):
             run_group(
@@ -168,7 +172,9 @@ def _opened(path: Path) -> Any:
     try:
         return path.open("a", encoding="utf-8")
     except OSError as error:
-        raise ExperimentError(f"--records must name a file that can be written; {path}: {error.strerror or error}.") from None
+        raise ExperimentError(
+            f"--records must name a file that can be written; {path}: {error.strerror or error}."
+        ) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,11 +187,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.readme is not None:
             same = update_readme(Path(config.readme), committed_results(), write=not config.check)
             if config.check and not same:
-                print(f"error: the table in {config.readme} is not that of the records: run this without --check.", file=sys.stderr)
+                print(
+                    f"error: the table in {config.readme} is not that of the records: run this without --check.",
+                    file=sys.stderr,
+                )
             print(json.dumps({"readme": config.readme, "changed": not same and not config.check, "same": same}))
             return 1 if config.check and not same else 0
         if config.quick:
-            config = replace(config, models="net", policies=QUICK_POLICIES, steps=10, rounds=3, data="sample", data_dir=None)
+            config = replace(
+                config, models="net", policies=QUICK_POLICIES, steps=10, rounds=3, data="sample", data_dir=None
+            )
         results, ran = run(config, console)
         files = write_report(results, Path(config.report).expanduser(), relu_rows(results))
     except (ExperimentError, PolicyError) as error:

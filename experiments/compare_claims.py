@@ -30,14 +30,16 @@ def findings(results: Sequence[Result]) -> list[Finding]:
             where = f"{group.model}, {NAMES[framework]}"
             if (again := _measured(group, framework, "nothing")) is not None and plain.step_seconds:
                 more = statistics.median(again.step_seconds) / statistics.median(plain.step_seconds) - 1
-                found.append(Finding("Recomputing everything costs 50–200 % more time", where, f"{more:+.0%} a step"))
+                found.append(Finding("Recomputing everything costs 50-200 % more time", where, f"{more:+.0%} a step"))
             if (sqrt := _measured(group, framework, "segments:sqrt")) is not None and plain.kept_bytes:
                 part = sqrt.kept_bytes / plain.kept_bytes
                 found.append(Finding("Segments need O(√n) of the memory", where, _share(sqrt, plain, part)))
             for policy in group.policies:
                 if policy.startswith("ops:") and (chosen := _measured(group, framework, policy)) is not None:
                     part = chosen.kept_bytes / plain.kept_bytes
-                    found.append(Finding(f"A table of operations saves memory: {policy}", where, _share(chosen, plain, part)))
+                    found.append(
+                        Finding(f"A table of operations saves memory: {policy}", where, _share(chosen, plain, part))
+                    )
     return sorted(found, key=lambda finding: finding.claim)
 
 
@@ -54,7 +56,10 @@ def _share(result: Result, plain: Result, part: float) -> str:
 
 
 HOW_TAKEN = (
-    ("kept, JAX", "traced: `jaxremat.residuals` of the loss under the policy; what autodiff keeps, not what XLA makes of it."),
+    (
+        "kept, JAX",
+        "traced: `jaxremat.residuals` of the loss under the policy; what autodiff keeps, not what XLA makes of it.",
+    ),
     (
         "kept, PyTorch",
         "counted: storages that autograd's saved tensors, the inputs of checkpointed regions and selective checkpointing's cache "

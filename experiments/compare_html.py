@@ -26,7 +26,7 @@ nav a { margin-right: 1rem; color: var(--accent); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .75rem 0; font-size: .88rem; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; }
-td:first-child { white-space: nowrap; } thead th { background: var(--shade); vertical-align: bottom; }
+td:first-child, td:not(.text) { white-space: nowrap; } thead th { background: var(--shade); vertical-align: bottom; }
 thead button { all: unset; cursor: pointer; font-weight: 600; } thead button:focus-visible { outline: 2px solid var(--accent); }
 th[aria-sort=ascending] button::after { content: " \\25B2"; } th[aria-sort=descending] button::after { content: " \\25BC"; }
 tr.same { color: var(--faint); } figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
@@ -124,7 +124,7 @@ def _value(kept: Kept | None) -> str:
     if kept is None:
         return ""
     how = "" if kept.how in ("traced", "saved") else f", {kept.how}"
-    return f"{kept.count} × {kept.op.strip('_')} {kept.dtype}{how}"
+    return f"{kept.count} x {kept.op.strip('_')} {kept.dtype}{how}"
 
 
 def _size(kept: Kept | None) -> str:

@@ -44,10 +44,14 @@ class JaxCell:
         self._init = jax.jit(make_init(self._network, optimizer, cell.seed), compiler_options=options)
         state = jax.eval_shape(self._init)
         key = jax.eval_shape(lambda: jax.random.key(0))
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self._first.images, self._first.labels))
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self._first.images, self._first.labels)
+        )
         ledger = jaxremat.residuals(loss, state.params, state.batch_stats, *shapes, key)
         self._kept = gather(
-            (_module_path(row.path), row.op, row.dtype, "traced", row.kept_bytes) for row in ledger.rows if row.kept_bytes
+            (_module_path(row.path), row.op, row.dtype, "traced", row.kept_bytes)
+            for row in ledger.rows
+            if row.kept_bytes
         )
         self._recomputed = ledger.recomputed | self._contractions_again(loss, state, *shapes, key)
 
@@ -95,7 +99,8 @@ class JaxCell:
             losses.append(float(value))
         count = jax.jit(self._count_correct)
         right = sum(
-            int(count(state.params, state.batch_stats, *_padded(batch))) for batch in test_batches(self._dataset, TEST_BATCH)
+            int(count(state.params, state.batch_stats, *_padded(batch)))
+            for batch in test_batches(self._dataset, TEST_BATCH)
         )
         return Result(
             cell=self._cell,

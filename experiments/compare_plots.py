@@ -36,7 +36,11 @@ def memory_against_time(group: Group) -> str:
 def kept_by_layer(group: Group) -> str:
     """Returns a picture: a panel a framework, a line a policy, what each part of the network keeps."""
     figure, axes = _panels(3.6)
-    parts = list(dict.fromkeys(_part(kept.path) for framework, _ in PANELS for r in _measured(group, framework) for kept in r.kept))
+    parts = list(
+        dict.fromkeys(
+            _part(kept.path) for framework, _ in PANELS for r in _measured(group, framework) for kept in r.kept
+        )
+    )
     parts = [part for part in parts if part] + ["loss"]
     for axis, (framework, name) in zip(axes, PANELS):
         for result in _measured(group, framework):
@@ -46,8 +50,10 @@ def kept_by_layer(group: Group) -> str:
             if [kept.op for kept in result.kept if kept.op == "compiled"]:
                 continue  # layers have no names inside of a compiled program
             heights = [sizes[part] / 2**20 for part in parts]
-            axis.plot(range(len(parts)), heights, label=result.cell.policy, **_style(group, result.cell.policy), linewidth=1.2)
-        axis.set_title(f"{name} ({'traced' if framework == 'jax' else 'storages'})", fontsize=10, loc="left")
+            axis.plot(
+                range(len(parts)), heights, label=result.cell.policy, **_style(group, result.cell.policy), linewidth=1.2
+            )
+        axis.set_title(f"{name} ({'traced' if framework == 'jax' else 'counted'})", fontsize=10, loc="left")
         axis.set_xticks(range(len(parts)), parts, rotation=60, ha="right", fontsize=8)
         axis.set_ylabel("kept, MiB", fontsize=9)
         axis.set_ylim(bottom=0)
@@ -65,7 +71,12 @@ def _part(path: str) -> str:
 def _style(group: Group, policy: str) -> dict[str, Any]:
     index = group.policies.index(policy)
     colour = _COLOURS[index % len(_COLOURS)]
-    return {"marker": _MARKERS[index % len(_MARKERS)], "color": colour, "markerfacecolor": "none", "markeredgewidth": 1.4}
+    return {
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "color": colour,
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.4,
+    }
 
 
 def _panels(height: float) -> tuple[Any, Any]:

@@ -39,11 +39,15 @@ def update_readme(path: Path, results: Sequence[Result], *, write: bool) -> bool
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"--readme must name a text file; {path}: {getattr(error, 'strerror', None) or error}.") from None
+        raise ExperimentError(
+            f"--readme must name a text file; {path}: {getattr(error, 'strerror', None) or error}."
+        ) from None
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in after:
-        raise ExperimentError(f"{path} must hold one block that begins with {BEGIN} and ends with {END}; put it where the table belongs.")
+        raise ExperimentError(
+            f"{path} must hold one block that begins with {BEGIN} and ends with {END}; put it where the table belongs."
+        )
     wanted = f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
     if wanted == text:
         return True

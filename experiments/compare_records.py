@@ -108,13 +108,14 @@ def from_json(line: str) -> Result:
     wanted = {f.name for f in fields(Result)}
     if missing := sorted(wanted - document.keys()):
         raise ValueError(f"it lacks {', '.join(missing)}")
-    values = {name: document[name] for name in wanted}
+    values: dict[str, Any] = {name: document[name] for name in wanted}
     try:
         values["cell"] = Cell(**values["cell"])
         values["kept"] = tuple(Kept(*row) for row in values["kept"])
+        values |= {name: tuple(values[name]) for name in ("step_seconds", "losses")}
     except TypeError as error:
         raise ValueError(str(error)) from None
-    return Result(**values | {name: tuple(values[name]) for name in ("step_seconds", "losses")})
+    return Result(**values)
 
 
 def gather(rows: Iterable[tuple[str, str, str, str, int]]) -> tuple[Kept, ...]:
@@ -144,7 +145,9 @@ def read(paths: Sequence[Path]) -> list[Result]:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ExperimentError(f"{path} must be a file of records: {getattr(error, 'strerror', None) or error}.") from None
+            raise ExperimentError(
+                f"{path} must be a file of records: {getattr(error, 'strerror', None) or error}."
+            ) from None
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -50,5 +50,7 @@ def write_report(results: Sequence[Result], directory: Path, relu: Sequence[tupl
             os.replace(partial, file)
             files.append(file)
     except OSError as error:
-        raise ExperimentError(f"--report must name a directory that can be written; {directory}: {error.strerror or error}.") from None
+        raise ExperimentError(
+            f"--report must name a directory that can be written; {directory}: {error.strerror or error}."
+        ) from None
     return files

@@ -47,7 +47,8 @@ class Worker:
         Raises:
             CellFailed: the process ended without one.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             if command is not None:
                 self._process.stdin.write(command + "\n")

@@ -61,7 +61,7 @@ def step_text(result: Result) -> str:
         >>> from experiments.compare_table import step_text
         >>> cell = Cell("jax", "net", "dots", 16, "sample", 10, 0)
         >>> step_text(Result(cell, "measured", step_seconds=(0.01, 0.02, 0.03)))
-        '20 (15–25)'
+        '20 (15-25)'
     """
     seconds = result.step_seconds
     if not seconds:
@@ -69,7 +69,7 @@ def step_text(result: Result) -> str:
     if len(seconds) == 1:
         return _ms(seconds[0])
     low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return f"{_ms(statistics.median(seconds))} ({_ms(low)}–{_ms(high)})"
+    return f"{_ms(statistics.median(seconds))} ({_ms(low)}-{_ms(high)})"
 
 
 def _ms(seconds: float) -> str:
@@ -86,15 +86,15 @@ def contractions(result: Result) -> str:
 HEADINGS = (
     "policy",
     "kept, MiB: JAX (traced)",
-    "PyTorch (storages)",
+    "kept, MiB: PyTorch (counted)",
     "peak, MiB: JAX (compiled)",
-    "PyTorch (measured)",
+    "peak, MiB: PyTorch (measured)",
     "step, ms: JAX",
-    "PyTorch",
+    "step, ms: PyTorch",
     "conv+dot again: JAX",
-    "PyTorch",
+    "conv+dot again: PyTorch",
     "accuracy: JAX",
-    "PyTorch",
+    "accuracy: PyTorch",
 )
 
 
@@ -112,7 +112,7 @@ def rows_of(group: Group) -> list[list[str]]:
 
 def _shown(result: Result | None, column: int) -> str:
     if result is None or result.status == "refused":
-        return "–"
+        return "n/a"
     if result.status == "failed":
         return "failed"
     accuracy = "-" if result.test_accuracy is None else f"{result.test_accuracy:.2%}"
@@ -123,7 +123,9 @@ def left_out(group: Group) -> list[str]:
     """Returns a sentence for each cell without figures: by name, with the reason."""
     names = {"jax": "JAX", "torch": "PyTorch"}
     return [
-        f"{names[r.cell.framework]}, `{r.cell.policy}` {r.status}: {r.why}" for r in group.results if r.status != "measured"
+        f"{names[r.cell.framework]}, `{r.cell.policy}` {r.status}: {r.why}"
+        for r in group.results
+        if r.status != "measured"
     ]
 
 
@@ -142,7 +144,9 @@ def conditions(results: Sequence[Result]) -> str:
     if not measured:
         return "Nothing was measured."
     days = sorted({result.date[:10] for result in measured})
-    places = dict.fromkeys(f"{r.hardware['cpu']}, {r.hardware['cores']} cores, on {r.hardware['device']}" for r in measured)
+    places = dict.fromkeys(
+        f"{r.hardware['cpu']}, {r.hardware['cores']} cores, on {r.hardware['device']}" for r in measured
+    )
     packages = ("python", "jax", "flax", "torch")
     versions = {p: sorted({r.versions[p] for r in measured if p in r.versions}) for p in packages}
     told = ", ".join(f"{package} {' and '.join(found)}" for package, found in versions.items() if found)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import jaxremat
-from experiments import records, torch_measure, torch_models, torch_policies, torch_training
+from experiments import records, torch_layers, torch_measure, torch_models, torch_policies, torch_training
 from experiments.batches import Batches
 from experiments.compare_jax import LEARNING_RATE
 from experiments.compare_records import Cell, Result, gather, hardware
@@ -17,7 +17,15 @@ from experiments.torch_relu import Keep
 from experiments.training import AUGMENTED
 
 # Modules that Flax writes as functions inside their parent, under whose path its values are found.
-_FUNCTIONS = (torch_models.ReLU, torch_models.Add, torch_models.MatMul, torch_models.Mean, nn.MaxPool2d, nn.GELU, nn.Softmax)
+_FUNCTIONS = (
+    torch_layers.ReLU,
+    torch_layers.Add,
+    torch_layers.MatMul,
+    torch_layers.Mean,
+    nn.MaxPool2d,
+    nn.GELU,
+    nn.Softmax,
+)
 
 
 class TorchCell:
@@ -47,7 +55,8 @@ class TorchCell:
             kept_without_policy=lambda: sum(row.size_bytes for row in kept(plain)),
         )
         self._kept = gather(
-            (flax_path(self._network, row.path), row.op, row.dtype, row.how, row.size_bytes) for row in kept(self._applied)
+            (flax_path(self._network, row.path), row.op, row.dtype, row.how, row.size_bytes)
+            for row in kept(self._applied)
         )
         self._recomputed = torch_measure.recomputed(self._network, self._applied, loss, self._images)
         self._optimizer = torch_training.make_sgd(self._network)
@@ -87,7 +96,9 @@ class TorchCell:
         for step, batch in zip(range(cell.steps), self._batches.of_run(cell.batch_size)):
             torch_training.seed_dropout(cell.seed, step)
             images, labels = torch_training.to_device(batch, self._device)
-            value = torch_training.train_step(self._network, self._applied.forward, optimizer, rates[step], images, labels)
+            value = torch_training.train_step(
+                self._network, self._applied.forward, optimizer, rates[step], images, labels
+            )
             losses.append(value.item())
         return Result(
             cell=cell,
@@ -130,4 +141,7 @@ def relu_bytes(model: Any, keep: Keep, batch_size: int) -> int:
     network = torch_models.build(model, keep_relu=keep)
     images, labels = torch.randn(batch_size, 3, 32, 32), torch.zeros(batch_size, dtype=torch.long)
     applied = torch_policies.Applied(network, "net", {})
-    return sum(row.size_bytes for row in torch_measure.kept(network, applied, torch_training.make_loss(labels), images, [labels]))
+    return sum(
+        row.size_bytes
+        for row in torch_measure.kept(network, applied, torch_training.make_loss(labels), images, [labels])
+    )

@@ -49,8 +49,12 @@ class TorchCheckpoint:
                 "choose another --checkpoint-dir."
             ) from None
         if differing:
-            told = ", ".join(f"{key} {identity.get(key)!r} there, {self._identity[key]!r} asked for" for key in differing)
-            raise ExperimentError(f"--checkpoint-dir holds another run: {told}. Choose another directory, or the same flags.")
+            told = ", ".join(
+                f"{key} {identity.get(key)!r} there, {self._identity[key]!r} asked for" for key in differing
+            )
+            raise ExperimentError(
+                f"--checkpoint-dir holds another run: {told}. Choose another directory, or the same flags."
+            )
         return step
 
     def save(self, step: int, network: Network, optimizer: torch.optim.SGD) -> None:

@@ -68,13 +68,15 @@ class _Makers(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
             operation = self._modules.operation(func)
-            label = operation.label if operation else LABELS.get(func, func.overloadpacket.__name__)
+            label: str = operation.label if operation else LABELS.get(func, str(func.overloadpacket.__name__))
             for tensor in _tensors(result):
                 self.of[_address(tensor)] = (self._modules.path, label)
         return result
 
 
-def kept(network: Network, applied: Applied, loss: Loss, images: torch.Tensor, given: Iterable[torch.Tensor] = ()) -> list[Kept]:
+def kept(
+    network: Network, applied: Applied, loss: Loss, images: torch.Tensor, given: Iterable[torch.Tensor] = ()
+) -> list[Kept]:
     """Returns what one forward pass keeps for its backward pass, in the order in which it was saved.
 
     Args:

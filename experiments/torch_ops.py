@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.torch_models import BatchNorm, Network
+from experiments.torch_layers import BatchNorm
+from experiments.torch_models import Network
 
 aten = torch.ops.aten
 # Overload -> the field's name. What is not here (views, copies, padding, random numbers) is never a choice of a policy.

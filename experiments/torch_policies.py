@@ -237,7 +237,9 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _segmented(network: Network, policy: p.Segments, asked: str) -> Applied:
     if asked == "block":
-        raise PolicyError(f"PyTorch cuts a whole network into segments: use --regions net or auto; got block for {policy}.")
+        raise PolicyError(
+            f"PyTorch cuts a whole network into segments: use --regions net or auto; got block for {policy}."
+        )
     calls = [part.call for part in network.parts()]
     count = policy.count
     if count is None:
@@ -266,10 +268,14 @@ def _budgeted(
     network: Network, policy: p.Budget, asked: str, kept_without_policy: Callable[[], int] | None, compiler: str
 ) -> Applied:
     if asked == "block":
-        raise PolicyError(f"PyTorch compiles a whole network under a budget: use --regions net or auto; got block for {policy}.")
+        raise PolicyError(
+            f"PyTorch compiles a whole network under a budget: use --regions net or auto; got block for {policy}."
+        )
     amount = policy.amount
     if isinstance(amount, str):
-        raise PolicyError(f"PyTorch cannot express {policy}: its budget is a ratio and knows no device; use bytes or a percentage.")
+        raise PolicyError(
+            f"PyTorch cannot express {policy}: its budget is a ratio and knows no device; use bytes or a percentage."
+        )
     if isinstance(amount, float):
         ratio, source = amount, "as asked"
     elif kept_without_policy is None:

@@ -15,7 +15,8 @@ from experiments import models, torch_models
 from experiments.batches import Batch, test_batches
 from experiments.data import Dataset
 from experiments.models import ModelName
-from experiments.torch_models import Network, commit_statistics
+from experiments.torch_layers import commit_statistics
+from experiments.torch_models import Network
 from experiments.torch_policies import Forward
 from experiments.torch_weights import load_flax
 from experiments.training import MOMENTUM, WEIGHT_DECAY, make_init, make_optimizer, make_schedule

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from experiments.errors import ExperimentError
-from experiments.torch_models import BatchNorm, Network
+from experiments.torch_layers import BatchNorm
+from experiments.torch_models import Network
 
 Tree = dict[str, Any]
 Kind = Literal["as it is", "conv", "dense", "dense on images"]
@@ -25,9 +26,11 @@ def load_flax(network: Network, params: Tree, batch_stats: Tree) -> None:
     Raises:
         ExperimentError: the trees hold more, less or other shapes than the network.
     """
-    theirs = {("params", *path): leaf for path, leaf in _leaves(params)}
+    theirs: dict[tuple[str, ...], Any] = {("params", *path): leaf for path, leaf in _leaves(params)}
     theirs |= {("batch_stats", *path): leaf for path, leaf in _leaves(batch_stats)}
-    ours = {path: (tensor, kind, shape) for path, tensor, kind, shape in _entries(network)}
+    ours: dict[tuple[str, ...], tuple[torch.Tensor, Kind, tuple[int, int, int]]] = {
+        path: (tensor, kind, shape) for path, tensor, kind, shape in _entries(network)
+    }
     if differing := sorted("/".join(path) for path in theirs.keys() ^ ours.keys()):
         raise ExperimentError(
             f"The Flax variables must be those of the same model: they differ in {', '.join(differing[:5])}."

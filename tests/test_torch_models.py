@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import jaxremat  # noqa: E402
 from experiments import agreement, models, torch_models, torch_policies, torch_training, torch_weights  # noqa: E402
 from experiments.errors import ExperimentError  # noqa: E402
-from experiments.torch_models import BatchNorm, commit_statistics  # noqa: E402
+from experiments.torch_layers import BatchNorm, commit_statistics  # noqa: E402
 from experiments.training import decayed  # noqa: E402
 
 MODELS = ("net", "resnet18", "wrn16_4", "vit")

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason='needs PyTorch: pip install "torch==
 from torch.nn import functional  # noqa: E402
 
 import jaxremat  # noqa: E402
-from experiments import torch_measure, torch_models, torch_policies  # noqa: E402
+from experiments import torch_layers, torch_measure, torch_models, torch_policies  # noqa: E402
 from experiments.torch_ops import LABELS, list_operations  # noqa: E402
 from experiments.torch_relu import pack_bits, relu, unpack_bits  # noqa: E402
 from jaxremat import PolicyError  # noqa: E402
@@ -93,7 +93,7 @@ def test_the_trial_leaves_no_trace():
     before = torch.get_rng_state()
     assert sum(operation.label == "conv" for operation in list_operations(network)) == 20
     assert torch.equal(before, torch.get_rng_state())
-    torch_models.commit_statistics(network)
+    torch_layers.commit_statistics(network)
     assert float(network.get_submodule("stem.bn1").mean.abs().sum()) == 0
 
 
@@ -131,7 +131,9 @@ def test_one_region_round_the_network_keeps_its_input_alone():
     network = torch_models.build("net").train()
     applied = torch_policies.apply(network, jaxremat.parse("nothing"), "net")
     images, labels = torch.randn(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.long)
-    kept = torch_measure.kept(network, applied, lambda logits: functional.cross_entropy(logits, labels), images, [labels])
+    kept = torch_measure.kept(
+        network, applied, lambda logits: functional.cross_entropy(logits, labels), images, [labels]
+    )
     assert sum(row.size_bytes for row in kept) == LOSS
 
 
