@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxremat
 from programs import POLICIES, counts, data, equations, network, same, weights
 
-FEW = ["nothing", "dots", "names:h*", "segments:2", "offload:names:h1"]
+# What may be rounded otherwise: outside of `jit`, where each operation is compiled by itself, and in tiny fused loops.
+EAGER = 2e-6
+FEW = ["nothing", "names:h*", "offload:names:h1"]
 
 
 def both(f, policy: str, transform, *args: Any, rtol: float = 0.0, **options: Any) -> None:
@@ -32,7 +35,7 @@ class TestPlainTransformations:
 
     def test_eager_gradient_is_that_of_eager_jax(self, policy):
         g = jaxremat.remat(network, policy)
-        same(jax.value_and_grad(g)(weights(), data()), jax.value_and_grad(network)(weights(), data()))
+        same(jax.value_and_grad(g)(weights(), data()), jax.value_and_grad(network)(weights(), data()), rtol=EAGER)
 
     def test_value_and_grad_with_aux(self, policy):
         def with_aux(ws, x):
@@ -43,15 +46,15 @@ class TestPlainTransformations:
 
     def test_vmap_over_data(self, policy):
         xs = jnp.stack([data(), 2 * data()])
-        both(network, policy, lambda f: jax.vmap(jax.grad(f), (None, 0)), weights(), xs, rtol=2e-6)
+        both(network, policy, lambda f: jax.vmap(jax.grad(f), (None, 0)), weights(), xs, rtol=EAGER)
 
     def test_vmap_over_weights(self, policy):
         wss = [jnp.stack([w, w.T]) for w in weights()]
-        both(network, policy, lambda f: jax.vmap(jax.grad(f), (0, None)), wss, data(), rtol=2e-6)
+        both(network, policy, lambda f: jax.vmap(jax.grad(f), (0, None)), wss, data(), rtol=EAGER)
 
     def test_gradient_of_vmap(self, policy):
         xs = jnp.stack([data(), 2 * data()])
-        both(network, policy, lambda f: jax.grad(lambda w, x: jax.vmap(f, (None, 0))(w, x).sum()), weights(), xs, rtol=2e-6)
+        both(network, policy, lambda f: jax.grad(lambda w, x: jax.vmap(f, (None, 0))(w, x).sum()), weights(), xs, rtol=EAGER)
 
 
 @pytest.mark.parametrize("policy", FEW)
@@ -63,7 +66,7 @@ class TestControlFlow:
 
             return jax.grad(loss)
 
-        both(network, policy, looped, weights(), data(), rtol=2e-6)
+        both(network, policy, looped, weights(), data(), rtol=EAGER)
 
     def test_round_a_scan(self, policy):
         def scanned(ws, x):
@@ -74,7 +77,7 @@ class TestControlFlow:
             x, means = jax.lax.scan(layer, x, jnp.stack(ws))
             return network(ws, x) + means.sum()
 
-        both(scanned, policy, lambda f: jax.grad(f, (0, 1)), weights(), data(), rtol=2e-6)
+        both(scanned, policy, lambda f: jax.grad(f, (0, 1)), weights(), data(), rtol=EAGER)
 
     def test_inside_of_a_while_loop(self, policy):
         def descend(f):
@@ -84,7 +87,7 @@ class TestControlFlow:
 
             return loop
 
-        both(network, policy, descend, weights(), data(), rtol=2e-6)
+        both(network, policy, descend, weights(), data(), rtol=EAGER)
 
     def test_round_a_while_loop(self, policy):
         def powered(ws, x):
@@ -112,7 +115,7 @@ class TestControlFlow:
         def sorted_network(ws, x):
             return network(ws, jnp.sort(jax.scipy.linalg.solve(jnp.eye(5) * 2, x, assume_a="pos"), axis=0))
 
-        both(sorted_network, policy, jax.grad, weights(), data(), rtol=2e-6)
+        both(sorted_network, policy, jax.grad, weights(), data(), rtol=EAGER)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +133,7 @@ class TestDevices:
             mapped = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
             return jax.grad(mapped)
 
-        both(network, policy, spread, weights(), data(6), rtol=2e-6)
+        both(network, policy, spread, weights(), data(6), rtol=EAGER)
 
     def test_collectives_inside(self, policy, mesh):
         def reduced(ws, x):
@@ -139,29 +142,29 @@ class TestDevices:
         def spread(f):
             return jax.grad(jax.shard_map(f, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
 
-        both(reduced, policy, spread, weights(), data(6), rtol=2e-6)
+        both(reduced, policy, spread, weights(), data(6), rtol=EAGER)
 
     def test_round_shard_map(self, policy, mesh):
         def mapped(ws, x):
             product = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
             return network(ws, product(x, ws[0]))
 
-        both(mapped, policy, jax.grad, weights(), data(6), rtol=2e-6)
+        both(mapped, policy, jax.grad, weights(), data(6), rtol=EAGER)
 
     def test_sharded_jit(self, policy, mesh):
         x = jax.device_put(data(6), NamedSharding(mesh, P("data")))
-        both(network, policy, jax.grad, weights(), x, rtol=2e-6)
+        both(network, policy, jax.grad, weights(), x, rtol=EAGER)
 
     def test_sharding_constraint_inside(self, policy, mesh):
         def constrained(ws, x):
             return network(ws, jax.lax.with_sharding_constraint(x @ ws[0], NamedSharding(mesh, P("data"))))
 
-        both(constrained, policy, jax.grad, weights(), data(6), rtol=2e-6)
+        both(constrained, policy, jax.grad, weights(), data(6), rtol=EAGER)
 
     def test_jit_with_shardings_inside(self, policy, mesh):
         rows = NamedSharding(mesh, P("data"))
         inner = jax.jit(lambda w, x: jax.nn.relu(x @ w), in_shardings=(None, rows), out_shardings=rows)
-        both(lambda ws, x: network(ws, inner(ws[0], x)), policy, jax.grad, weights(), data(6), rtol=2e-6)
+        both(lambda ws, x: network(ws, inner(ws[0], x)), policy, jax.grad, weights(), data(6), rtol=EAGER)
 
 
 @pytest.mark.parametrize("policy", FEW)
@@ -257,7 +260,7 @@ class TestContents:
             return network(ws, x[index])
 
         g = jaxremat.remat(picked, policy)
-        ways = dict(argnums=(0, 2), allow_int=True)
+        ways = {"argnums": (0, 2), "allow_int": True}
         expected = jax.grad(picked, **ways)(weights(), data(), jnp.array([2, 0]))
         same(jax.grad(g, **ways)(weights(), data(), jnp.array([2, 0])), expected)
         assert jax.grad(g, **ways)(weights(), data(), jnp.array([2, 0]))[1].dtype == jax.dtypes.float0
@@ -327,7 +330,7 @@ class TestContents:
         def spectrum(ws, x):
             return network(ws, jnp.abs(jnp.fft.fft(x @ ws[0])))
 
-        both(spectrum, policy, jax.grad, weights(), data(), rtol=2e-6)
+        both(spectrum, policy, jax.grad, weights(), data(), rtol=EAGER)
 
     def test_jitted_function(self, policy):
         both(jax.jit(network), policy, jax.grad, weights(), data())
@@ -502,11 +505,11 @@ def test_nnx_after_split_and_merge(policy):
     graphdef, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
 
     def loss(params, rest, x):
-        model = nnx.merge(graphdef, params, rest)
+        model = nnx.merge(graphdef, params, jax.tree.map(lambda leaf: leaf, rest))
         y = model(x)
         return (y**2).sum(), nnx.split(model, nnx.Param, ...)[2]
 
-    both(loss, policy, lambda f: jax.value_and_grad(f, has_aux=True), params, rest, data(), rtol=2e-6)
+    both(loss, policy, lambda f: jax.value_and_grad(f, has_aux=True), params, rest, data(), rtol=EAGER)
 
 
 @pytest.mark.parametrize("remat3", [False, True])
@@ -522,7 +525,7 @@ class TestNames:
         jax.config.update("jax_remat3", before)
         jax.clear_caches()
 
-    @pytest.mark.parametrize("tagged", [jaxremat.name, jax.ad_checkpoint.checkpoint_name])
+    @pytest.mark.parametrize("tagged", [jaxremat.name, checkpoint_name])
     def test_seen_by_remat(self, tagged):
         def f(x):
             return jnp.cos(tagged(jnp.sin(x), "h")).sum()
