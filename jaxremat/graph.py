@@ -26,7 +26,7 @@ from jaxremat.inline import inline, resolve
 from jaxremat.labels import Labels, labels_of
 
 # Equations that move no data in memory: their output is a view of their first input.
-_VIEWS = frozenset({"name", "reshape", "squeeze", "expand_dims", "stop_gradient"})
+_VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient"})
 # Equations that write the same value everywhere, or count: a compiler never stores their output.
 CONSTANTS = frozenset({"broadcast_in_dim", "iota"})
 # A value below this part of the largest one, or of a few bytes, counts as small: statistics, keys, scalars.
@@ -114,8 +114,9 @@ class Graph:
         values = list[Value]()
         tags = dict[Var, list[str]]()
         for index, eqn in enumerate(self.forward):
-            if eqn.primitive.name == "name" and isinstance(root := self.root(eqn.invars[0]), Var):
-                tags.setdefault(root, []).append(eqn.params["name"])
+            tag = compat.tag(eqn)
+            if tag is not None and isinstance(root := self.root(eqn.invars[0]), Var):
+                tags.setdefault(root, []).append(tag)
             for out, var in enumerate(eqn.outvars):
                 if not isinstance(var, compat.DropVar):
                     constant = eqn.primitive.name in CONSTANTS and size_bytes(var.aval) > sum(
@@ -144,7 +145,7 @@ class Graph:
         """Returns the value that `atom` is a view of; itself where it is none."""
         while isinstance(atom, Var) and atom in self.maker:
             eqn = self.forward[self.maker[atom]]
-            if eqn.primitive.name not in _VIEWS:
+            if eqn.primitive.name not in _VIEWS and compat.tag(eqn) is None:
                 break
             atom = eqn.invars[0]
         return atom

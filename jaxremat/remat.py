@@ -117,7 +117,8 @@ class Rematerialized:
         dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
         leaves, in_tree = jax.tree.flatten((dynamic, dynamic_kw))
         avals = tuple(_aval(leaf, self._f) for leaf in leaves)
-        key = (in_tree, avals, static, static_kw, compat.trace_key())
+        types = tuple(type(value) for _, value in (*static, *static_kw))  # 1 == True, but they are two arguments
+        key = (in_tree, avals, static, static_kw, types, compat.trace_key())
         try:
             found = self._programs.get(key)
         except TypeError as error:
@@ -254,7 +255,7 @@ class Program:
         outs = cut.forward(*values, *graph.constants)
         outs, stored = outs[: len(graph.outputs)], outs[len(graph.outputs) :]
         stored = [
-            jax.device_put(x, jax.memory.Space.Host) if mark.host else x
+            jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device) if mark.host else x
             for x, mark in zip(stored, cut.choice.kept.values())
         ]
         # Only inputs that some backward pass can read are kept; JAX hands them on without a copy.
@@ -375,21 +376,20 @@ class _Evaluator:
 
     def _scan(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
         params = eqn.params
-        consts, carry = params["num_consts"], params["num_carry"]
+        consts, init, scanned = compat.scan_parts(eqn, args)
         program = self._body(params["jaxpr"])
 
         def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            outs = program([*args[:consts], *state, *xs])
-            return outs[:carry], outs[carry:]
+            outs = program([*consts, *state, *xs])
+            return outs[: len(init)], outs[len(init) :]
 
         final, stacked = jax.lax.scan(
             body,
-            list(args[consts : consts + carry]),
-            list(args[consts + carry :]),
+            init,
+            scanned,
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
-            _split_transpose=params["_split_transpose"],
         )
         return [*final, *stacked]
 
