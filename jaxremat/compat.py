@@ -123,7 +123,7 @@ def tag(eqn: JaxprEqn) -> str | None:
     """
     if eqn.primitive.name == "name":
         return eqn.params["name"]
-    inner = eqn.params.get("_prim")
+    inner: Any = eqn.params.get("_prim")
     return inner.name if type(inner).__name__ in ("CheckpointName", "CheckpointNameFwd") else None
 
 

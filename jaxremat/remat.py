@@ -206,7 +206,8 @@ class Cut:
         """For every selector of the policy its matches, those inside of scan bodies included."""
         total = dict(self.choice.matches)
         for program in self.inner:
-            for cut in program.cuts.values():
+            # JAX differentiates a body anew as it learns what its carry depends on: the last time counts.
+            for cut in list(program.cuts.values())[-1:]:
                 for selector, count in cut.matches.items():
                     total[selector] = total.get(selector, 0) + count
         return total

@@ -181,7 +181,9 @@ def test_to_jax_saves_what_it_says(text, recomputed):
     assert products == 2 + 3 + recomputed
 
 
-@pytest.mark.parametrize("text", ["names:block*", "ops:conv=store", "paths:head", "segments:2", "budget:fits", "values:1"])
+@pytest.mark.parametrize(
+    "text", ["names:block*", "ops:conv=store", "paths:head", "segments:2", "budget:fits", "values:1"]
+)
 def test_to_jax_refuses(text):
     with pytest.raises(PolicyError, match=r"jaxremat\.remat"):
         parse(text).to_jax()

@@ -159,7 +159,9 @@ def test_arrays_keys_and_keywords():
     def f(w, key, *, x):
         return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x @ w, 0).sum()
 
-    report = jaxremat.residuals(jaxremat.remat(f, "nothing"), jnp.ones((16, 16)), jax.random.key(0), x=jnp.ones((32, 16)))
+    report = jaxremat.residuals(
+        jaxremat.remat(f, "nothing"), jnp.ones((16, 16)), jax.random.key(0), x=jnp.ones((32, 16))
+    )
     assert report.total_bytes == 0
     assert "input" in {row.op for row in report.rows}
 
