@@ -108,6 +108,7 @@ def test_same_program_is_not_compiled_twice():
     keeping = jax.jit(lambda x: x * scale[0])
     assert jaxremat.cost(donating, X).aliased_bytes == X_BYTES
     assert jaxremat.cost(keeping, X).aliased_bytes == 0
+    assert jaxremat.cost(keeping, X) is jaxremat.cost(keeping, X)
 
 
 def test_closed_over_arrays_are_not_lost():
