@@ -53,6 +53,12 @@ class Choice:
     matches: Mapping[str, int]
 
     @cached_property
+    def inputs_read(self) -> frozenset[Var]:
+        """The inputs of the function that the backward pass reads, or the recomputation for it."""
+        again = (v for index in self.recomputed for v in self.graph.forward[index].invars)
+        return frozenset(self.graph.inputs) & {*self.graph.read_backward, *(v for v in again if isinstance(v, Var))}
+
+    @cached_property
     def stored_bytes(self) -> int:
         """The bytes that are kept from the forward pass for the backward pass, beside the function's inputs."""
         return sum(self.graph.value_of[var].size_bytes for var in self.kept)

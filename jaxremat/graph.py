@@ -11,6 +11,7 @@ its backward pass. Three kinds of equations come out, and the difference matters
 A `Value` is one output of a forward equation, with the labels by which a policy can find it.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,7 +42,8 @@ class Value:
     Attributes:
         position: its number among all forward values, in program order; what `values:` policies name.
         index: the position of its equation in `Graph.forward`.
-        labels: the names by which policies find it.
+        output: which output of its equation it is.
+        tags: the names that it was given.
         size_bytes: its size; 0 for a broadcast constant.
     """
 
@@ -49,8 +51,14 @@ class Value:
     var: Var
     index: int
     eqn: JaxprEqn
-    labels: Labels
+    output: int
+    tags: Sequence[str]
     size_bytes: int
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The names by which policies find it."""
+        return labels_of(self.eqn, self.output).tagged(self.tags)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +120,7 @@ class Graph:
     def values(self) -> tuple[Value, ...]:
         """All forward values in program order."""
         values = list[Value]()
-        tags = dict[Var, list[str]]()
+        tags = dict[Var, list[str]]()  # filled as the tags are met, behind the values that they name
         for index, eqn in enumerate(self.forward):
             tag = compat.tag(eqn)
             if tag is not None and isinstance(root := self.root(eqn.invars[0]), Var):
@@ -123,12 +131,8 @@ class Graph:
                         size_bytes(v.aval) for v in eqn.invars
                     )
                     size = 0 if constant else size_bytes(var.aval)
-                    values.append(Value(len(values), var, index, eqn, labels_of(eqn, out), size))
-        named = [
-            Value(v.position, v.var, v.index, v.eqn, v.labels.tagged(tags[v.var]), v.size_bytes) if v.var in tags else v
-            for v in values
-        ]  # fmt: skip
-        return tuple(named)
+                    values.append(Value(len(values), var, index, eqn, out, tags.setdefault(var, []), size))
+        return tuple(values)
 
     @cached_property
     def value_of(self) -> dict[Var, Value]:
@@ -165,10 +169,11 @@ class Graph:
 def size_bytes(aval: Any) -> int:
     """Returns the bytes of an array of this type; of a random key, the bytes of its words."""
     dtype = aval.dtype
+    if isinstance(dtype, np.dtype):
+        return math.prod(aval.shape) * dtype.itemsize
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        words = np.prod(dtype._impl.key_shape, dtype=np.int64)
-        return int(np.prod(aval.shape, dtype=np.int64) * words * 4)
-    return int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize
+        return math.prod(aval.shape) * math.prod(dtype._impl.key_shape) * 4
+    return math.prod(aval.shape) * dtype.itemsize
 
 
 class Evaluator(Protocol):

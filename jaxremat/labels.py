@@ -6,6 +6,7 @@ which JAX keeps with every equation.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import CodeType
@@ -94,9 +95,9 @@ class Labels:
     path: str
     names: tuple[str, ...] = ()
 
-    def tagged(self, names: list[str]) -> "Labels":
+    def tagged(self, names: Sequence[str]) -> "Labels":
         """Returns the labels with these tags."""
-        return replace(self, names=tuple(dict.fromkeys(names)))
+        return replace(self, names=tuple(dict.fromkeys(names))) if names else self
 
 
 def labels_of(eqn: JaxprEqn, output: int = 0) -> Labels:
