@@ -16,7 +16,7 @@ import jaxremat
 
 # What may be rounded otherwise: outside of `jit`, where each operation is compiled by itself, and in tiny fused loops.
 EAGER = 2e-6
-FEW = ["nothing", "names:h*", "offload:names:h1"]
+FEW = ["nothing", "offload:names:h1"]
 
 
 def both(f, policy: str, transform, *args: Any, rtol: float = 0.0, **options: Any) -> None:
@@ -108,7 +108,7 @@ class TestControlFlow:
         def branching(f):
             return jax.grad(lambda ws, x, flag: jax.lax.cond(flag, f, lambda ws, x: x.sum() * ws[0].sum(), ws, x))
 
-        both(network, policy, branching, weights(), data(), flag)
+        both(network, policy, branching, weights(), data(), flag, rtol=EAGER)
 
     @pytest.mark.parametrize("flag", [True, False])
     def test_round_a_branch(self, policy, flag):
@@ -116,7 +116,7 @@ class TestControlFlow:
             x = jax.lax.cond(flag, lambda x: jaxremat.name(jax.nn.relu(x @ ws[0]), "h1"), lambda x: 2 * x, x)
             return network(ws, x)
 
-        both(chosen, policy, jax.grad, weights(), data(), flag)
+        both(chosen, policy, jax.grad, weights(), data(), flag, rtol=EAGER)
 
     def test_round_a_custom_root_and_a_sort(self, policy):
         def sorted_network(ws, x):

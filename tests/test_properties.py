@@ -159,14 +159,14 @@ def check(f, policy):
     # And what JAX gives, within rounding.
     g = jaxremat.remat(f, policy)
     numbers = tuple(range(INPUTS))
-    theirs = jax.jit(jax.value_and_grad(f, numbers, has_aux=True))(*args)
+    theirs = jax.value_and_grad(f, numbers, has_aux=True)(*args)
     ours = jax.value_and_grad(g, numbers, has_aux=True)(*args)
     assert np.isfinite(theirs[0][0])
-    same(ours[1], theirs[1], rtol=2e-5)
+    same(jnp.stack(ours[1]), jnp.stack(theirs[1]), rtol=2e-5)  # of the largest: zeros may come of cancellation
     same((ours[0][0], ours[0][1][1]), (theirs[0][0], theirs[0][1][1]), rtol=2e-5)
 
 
-@settings(max_examples=120)
+@settings(max_examples=110)
 @given(recipe=st.lists(steps, min_size=2, max_size=9), seed=st.integers(0, 2**32 - 1))
 def test_random_stored_sets(recipe, seed):
     f = program_of(recipe)
@@ -176,17 +176,18 @@ def test_random_stored_sets(recipe, seed):
     check(f, "values:" + ",".join(map(str, chosen if len(chosen) else [int(rng.integers(count))])))
 
 
-@settings(max_examples=90)
+@settings(max_examples=95)
 @given(recipe=st.lists(steps, min_size=2, max_size=9), policy=st.sampled_from(policies))
 def test_random_policies(recipe, policy):
     f = program_of(recipe)
+    refusal = ""
     try:
         check(f, policy)
     except PolicyError as error:
-        # A program without the operation or tag that the policy names says so.
-        assert "matches no value" in str(error)
-        missing = [word for word in ("relu", "dot", "tag") if f":{word}'" in str(error) or f"{word}'" in str(error)]
-        assert missing
+        refusal = str(error)
+    # A program without an operation or a tag that the policy names says which.
+    words = [f"{word}' matches no value" for word in ("relu", "dot", "tag")]
+    assert not refusal or any(word in refusal for word in words)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
