@@ -11,6 +11,7 @@ its backward pass. Three kinds of equations come out, and the difference matters
 A `Value` is one output of a forward equation, with the labels by which a policy can find it.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,7 +42,6 @@ class Value:
     Attributes:
         position: its number among all forward values, in program order; what `values:` policies name.
         index: the position of its equation in `Graph.forward`.
-        labels: the names by which policies find it.
         size_bytes: its size; 0 for a broadcast constant.
     """
 
@@ -49,7 +49,6 @@ class Value:
     var: Var
     index: int
     eqn: JaxprEqn
-    labels: Labels
     size_bytes: int
 
 
@@ -111,7 +110,6 @@ class Graph:
     @cached_property
     def values(self) -> tuple[Value, ...]:
         """All forward values in program order."""
-        labels = labels_in(self.forward)
         values = list[Value]()
         for index, eqn in enumerate(self.forward):
             for var in eqn.outvars:
@@ -119,8 +117,13 @@ class Graph:
                     size = size_bytes(var.aval)
                     if eqn.primitive.name in CONSTANTS and size > sum(size_bytes(v.aval) for v in eqn.invars):
                         size = 0
-                    values.append(Value(len(values), var, index, eqn, labels[var], size))
+                    values.append(Value(len(values), var, index, eqn, size))
         return tuple(values)
+
+    @cached_property
+    def labels(self) -> dict[Var, Labels]:
+        """For every forward variable the names by which policies find it; made when first asked for."""
+        return labels_in(self.forward)
 
     @cached_property
     def value_of(self) -> dict[Var, Value]:
@@ -184,10 +187,11 @@ def _is_view(eqn: JaxprEqn) -> bool:
 def size_bytes(aval: Any) -> int:
     """Returns the bytes of an array of this type; of a random key, the bytes of its words."""
     dtype = aval.dtype
+    if isinstance(dtype, np.dtype):
+        return math.prod(aval.shape) * dtype.itemsize
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        words = np.prod(dtype._impl.key_shape, dtype=np.int64)
-        return int(np.prod(aval.shape, dtype=np.int64) * words * 4)
-    return int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize
+        return math.prod(aval.shape) * math.prod(dtype._impl.key_shape) * 4
+    return math.prod(aval.shape) * dtype.itemsize
 
 
 class Evaluator(Protocol):

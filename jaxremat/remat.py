@@ -260,7 +260,7 @@ class Program:
             for x, mark in zip(stored, cut.choice.kept.values())
         ]
         # Only inputs that some backward pass can read are kept; JAX hands them on without a copy.
-        read = set(cut.backward((False,) * len(graph.outputs))[0].reads)
+        read = cut.choice.inputs_read
         return outs, _Residuals([*stored, *(x if v in read else None for v, x in zip(graph.inputs, values))], cut)
 
     def _backward(self, residuals: "_Residuals", cotangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -298,13 +298,7 @@ def runner(program: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
     Without `jit` round it, a program then rounds as the function itself would.
     """
     run = compat.as_function(program)
-
-    def traced(*args: Any) -> list[Any]:
-        return run(*args)
-
-    traced.__name__ = traced.__qualname__ = name
-    jitted = jax.jit(traced)
-    return lambda *args: list(jitted(*args) if compat.is_traced(*args) else run(*args))
+    return lambda *args: compat.call(program, name, args) if compat.is_traced(*args) else run(*args)
 
 
 def body_policy(policy: p.Policy) -> p.Policy | None:

@@ -87,6 +87,7 @@ class _Writer:
         self.zeros = set(zeros)
         self.skipped = dict[Var, JaxprEqn]()  # equations left out as all cotangents that they read are zero
         self.remade = set[Var]()  # forward and late values that are there again
+        self.large_remade = set[Var]()  # those of them that are not small
         self.gate = dict[Var, Var]()  # stored values and inputs as they passed the gate that is open
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
         self.hosts = {
@@ -171,7 +172,9 @@ class _Writer:
             # An equation with several outputs may be run again for one of them while another is stored.
             outvars = [compat.new_var(v.aval) if v in self.kept else v for v in eqn.outvars]
             self.eqns.append(eqn.replace(invars=invars, outvars=outvars))
-            self.remade.update(v for v in eqn.outvars if v not in self.kept)
+            remade = [v for v in eqn.outvars if v not in self.kept]
+            self.remade.update(remade)
+            self.large_remade.update(v for v in remade if size_bytes(v.aval) > self.graph.small_bytes)
 
     def _is_there(self, var: Var) -> bool:
         return var in self.kept or var in self.inputs
@@ -204,11 +207,11 @@ class _Writer:
         """
         limit = self.graph.small_bytes
         gated = {v: None for v in frontier if size_bytes(v.aval) > limit}
-        moving = {v for v in self.remade if size_bytes(v.aval) > limit} | set(gated)
+        moving = set(gated)
         sources = {v: frozenset((v,)) for v in frontier if v not in gated}
         for eqn in eqns:
             read = [v for v in eqn.invars if isinstance(v, Var)]
-            if any(v in moving for v in read):
+            if any(v in moving or v in self.large_remade for v in read):
                 moving.update(eqn.outvars)
                 continue
             origin = frozenset().union(*(sources.get(v, frozenset()) for v in read))

