@@ -98,7 +98,7 @@ def require_appendable(path: str) -> None:
             f"--out must name a file that can be written; {path}: {error.strerror or error}."
         ) from error
     if not existed:
-        target.unlink()
+        target.unlink(missing_ok=True)
 
 
 def append(path: str, record: Record) -> None:

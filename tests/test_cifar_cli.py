@@ -115,6 +115,17 @@ def test_bad_input_is_one_message_and_status_2(argv, message, capsys, monkeypatc
     assert out == ""
 
 
+@pytest.mark.parametrize(
+    ("policy", "near"), [("names:conv_outt", "conv_out"), ("paths:blok1", "block1"), ("ops:convv=store", "conv")]
+)
+def test_a_selector_that_fits_nothing_lists_near_matches(policy, near, capsys):
+    assert status([*SHORT, f"--policy={policy}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert f"'{near}'" in err
+
+
 def test_a_file_that_cannot_be_written_is_found_before_training(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("training began"))
     directory = tmp_path / "missing"
