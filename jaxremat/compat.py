@@ -3,13 +3,22 @@
 Each use says in which versions it was seen. Everything else in the library goes through these functions.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import metadata
 from typing import Any
 
+import jax
+import numpy as np
 from jax._src import ad_util as _ad_util  # zeros_like_aval: 0.10.2, 0.12.0
+from jax._src import compiler as _compiler
 from jax._src import config as _config  # trace_context: 0.10.2, 0.12.0
 from jax._src import source_info_util as _source  # NameStack, Scope, user_context, user_frame: 0.10.2, 0.12.0
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import mlir as _mlir
 from jax._src.lax.lax import optimization_barrier_p  # 0.10.2, 0.12.0
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.core import Tracer
 from jax.extend import core as _core
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
@@ -73,10 +82,20 @@ def source_line(eqn: JaxprEqn) -> str:
     return f"{frame.file_name}:{frame.start_line}" if frame else ""
 
 
-def moved(eqn: JaxprEqn, outer: JaxprEqn, scope: str) -> JaxprEqn:
-    """Returns an equation of an inner jaxpr as it reads outside of the call `outer`: its scopes below those of the call."""
-    stack = outer.source_info.name_stack.extend(scope) + eqn.source_info.name_stack
-    return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+def moved(eqn: JaxprEqn, outer: JaxprEqn, scopes: Sequence[str]) -> JaxprEqn:
+    """Returns an equation of an inner jaxpr as it reads outside of the call `outer`.
+
+    Its scopes stand below those of the call and `scopes`. Where it was made by a library's code alone, as inside of
+    `jnp.var`, its source is that of the call.
+    """
+    stack = outer.source_info.name_stack
+    for scope in scopes:
+        stack = stack.extend(scope)
+    inner = eqn.source_info
+    traceback = inner.traceback
+    if traceback is None or _source.user_frame(traceback) is None:
+        traceback = outer.source_info.traceback
+    return eqn.replace(source_info=inner.replace(traceback=traceback, name_stack=stack + inner.name_stack))
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], scope: str = "") -> list[Any]:
@@ -109,3 +128,53 @@ def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
 def zeros(cotangent: Any) -> Any:
     """Returns the array that a symbolic zero stands for, with its sharding and its varying mesh axes."""
     return _ad_util.zeros_like_aval(cotangent.aval)
+
+
+def compiler_options(platform: str | None = None) -> dict[str, str]:
+    """Returns the options under which the compiler of a platform keeps rematerialization, for `jax.jit` and `compile`.
+
+    XLA:CPU of jaxlib 0.11.0 and before removes the barriers of rematerialization and then merges the recomputation
+    with the forward pass, so that every policy compiles to the same program. Elsewhere nothing is needed.
+
+    Args:
+        platform: as `jax.default_backend()` names it ("cpu", "gpu", "cuda", "rocm", "tpu"), which is also the default.
+
+    Returns:
+        Options, often none, for `jax.jit(f, compiler_options=...)`.
+
+    Example:
+        >>> import jax
+        >>> step = jax.jit(lambda x: x + 1, compiler_options=compiler_options())
+        >>> int(step(1))
+        2
+    """
+    if platform is None:
+        platform = jax.default_backend()
+    numbers = tuple(int(n) for n in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
+    return {"xla_disable_hlo_passes": "cse_barrier_expander"} if platform == "cpu" and numbers <= (0, 11, 0) else {}
+
+
+@cache
+def private_cpu_device() -> Any:
+    """Returns a CPU device that JAX's own list of backends does not hold (seen in 0.10.2 and 0.12.0.1).
+
+    Lowering asks for a default device even when it lowers for another platform. Under `jax.default_device` of this one
+    it starts no backend, so that no attached accelerator is opened for a program that will not run there.
+    """
+    return _xla_bridge.make_cpu_client().local_devices()[0]
+
+
+def compile_for_topology(stablehlo: bytes, devices: list[Any], options: dict[str, str]) -> Any:
+    """Returns the executable of serialized StableHLO for devices of a topology (seen in 0.10.2 and 0.12.0.1).
+
+    The public way, `jit(f).lower(...).compile()` with shardings on the devices, needs `f` itself in the process that
+    compiles. Here that process is another one, and has the program alone.
+    """
+    with _mlir.make_ir_context():
+        module = _mlir.ir.Module.parse(stablehlo)  # pyright: ignore[reportPrivateImportUsage]
+    assignment = np.array(devices).reshape(1, -1)
+    return devices[0].client.compile(
+        module,
+        executable_devices=_jax.DeviceList(tuple(devices)),
+        compile_options=_compiler.get_compile_options(1, len(devices), assignment, env_options_overrides=options),
+    )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxremat import compat
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxremat.labels import called_names
 
 
 def inline(eqns: Sequence[JaxprEqn], renaming: Mapping[Var, Atom]) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
@@ -33,13 +34,15 @@ def inline(eqns: Sequence[JaxprEqn], renaming: Mapping[Var, Atom]) -> tuple[list
         if body is None:
             flat.append(eqn.replace(invars=invars) if invars != eqn.invars else eqn)
             continue
-        label = f"jit({eqn.params['name']})" if "name" in eqn.params else eqn.primitive.name
+        # The functions that led to the call are labels of what is inside; their frames would be lost with the call.
+        scopes = [f"called({name})" for name in reversed(called_names(eqn))]
+        scopes.append(f"jit({eqn.params['name']})" if "name" in eqn.params else eqn.primitive.name)
         fresh: dict[Var, Atom] = dict(zip(body.jaxpr.invars, invars))
         inside = list[JaxprEqn]()
         for inner in body.jaxpr.eqns:
             outvars: list[Var] = [v if isinstance(v, compat.DropVar) else compat.new_var(v.aval) for v in inner.outvars]
             fresh.update(zip(inner.outvars, outvars))
-            inside.append(compat.moved(inner, eqn, label).replace(outvars=outvars))
+            inside.append(compat.moved(inner, eqn, scopes).replace(outvars=outvars))
         inner_eqns, inner_names = inline(inside, fresh)
         flat += inner_eqns
         for outer, inner in zip(eqn.outvars, body.jaxpr.outvars):

@@ -75,7 +75,7 @@ _ALIASES = {
     "softmax_cross_entropy_with_integer_labels": "cross_entropy",
     "softmax_cross_entropy": "cross_entropy",
 }
-_CALL = re.compile(r"(?:jit|custom_jvp|custom_vjp)\((.*)\)")
+_CALL = re.compile(r"(?:jit|called|custom_jvp|custom_vjp)\((.*)\)")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def labels_of(eqn: JaxprEqn, output: int = 0) -> Labels:
         {'gelu'}
     """
     primitive = eqn.primitive.name
-    called = tuple(dict.fromkeys(name for name in _called_names(eqn)))
+    called = tuple(dict.fromkeys(name for name in called_names(eqn)))
     field = PRIMITIVE_OPS.get(primitive)
     path = "/".join(scope for scope in compat.scopes(eqn) if not _CALL.fullmatch(scope))
     telling = field or next((name for name in called if name in CALLED_OPS), primitive)
@@ -125,8 +125,8 @@ def labels_of(eqn: JaxprEqn, output: int = 0) -> Labels:
     return labels
 
 
-def _called_names(eqn: JaxprEqn) -> list[str]:
-    """The names of calls, scopes and Python functions round an equation, innermost first."""
+def called_names(eqn: JaxprEqn) -> list[str]:
+    """Returns the names of calls, scopes and Python functions round an equation, innermost first."""
     names = list[str]()
     for scope in reversed(compat.scopes(eqn)):
         call = _CALL.fullmatch(scope)

@@ -81,13 +81,19 @@ def remat(
 
 
 class Rematerialized:
-    """What `remat` returns: callable like `f`. `policy` and `__wrapped__` say what it was made from."""
+    """What `remat` returns: callable like `f`. `policy` and `__wrapped__` say what it was made from.
+
+    Attributes:
+        policy: what to store.
+        static_argnums: positions of arguments that are not arrays.
+        static_argnames: keyword arguments that are not arrays.
+    """
 
     def __init__(
         self, f: Callable[..., Any], policy: p.Policy, static_argnums: tuple[int, ...], static_argnames: tuple[str, ...]
     ) -> None:
         self._f, self.policy = f, policy
-        self._static_argnums, self._static_argnames = static_argnums, static_argnames
+        self.static_argnums, self.static_argnames = static_argnums, static_argnames
         self._programs = dict[Any, tuple[Program, Any]]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,11 +108,11 @@ class Rematerialized:
 
     def program(self, *args: Any, **kwargs: Any) -> tuple["Program", Any, list[Any]]:
         """Returns the traced program for these arguments, the structure of its result, and the array arguments."""
-        nums = {n % len(args) if args and n < 0 else n for n in self._static_argnums}
+        nums = {n % len(args) if args and n < 0 else n for n in self.static_argnums}
         static = tuple((i, args[i]) for i in sorted(nums) if i < len(args))
-        static_kw = tuple((k, kwargs[k]) for k in sorted(self._static_argnames) if k in kwargs)
+        static_kw = tuple((k, kwargs[k]) for k in sorted(self.static_argnames) if k in kwargs)
         dynamic = tuple(x for i, x in enumerate(args) if i not in nums)
-        dynamic_kw = {k: v for k, v in kwargs.items() if k not in self._static_argnames}
+        dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
         leaves, in_tree = jax.tree.flatten((dynamic, dynamic_kw))
         avals = tuple(_aval(leaf, self._f) for leaf in leaves)
         key = (in_tree, avals, static, static_kw, compat.trace_key())
@@ -145,6 +151,8 @@ class Rematerialized:
 
 
 def _aval(leaf: Any, f: Callable[..., Any]) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
     try:
         return jax.typeof(leaf)
     except TypeError:
