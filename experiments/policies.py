@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 from flax import linen as nn
 
 import jaxremat
+import jaxremat.flax
 from experiments.models import WrapBlock, as_it_is
 from jaxremat.policy import Nothing
 
@@ -36,8 +36,7 @@ def block_wrapper(policy: jaxremat.Policy, regions: Regions) -> WrapBlock:
         return as_it_is
 
     def wrap(block: type[nn.Module]) -> type[nn.Module]:
-        # Interim, until jaxremat.flax.remat: arguments are (self, x, train), all modules have explicit names.
-        return nn.remat(block, policy=policy.to_jax(), static_argnums=(2,))
+        return jaxremat.flax.remat(block, policy, static="train")
 
     return wrap
 
@@ -45,11 +44,3 @@ def block_wrapper(policy: jaxremat.Policy, regions: Regions) -> WrapBlock:
 def wrap_loss(loss: Callable[..., Any], policy: jaxremat.Policy, regions: Regions) -> Callable[..., Any]:
     """Returns `loss` under `policy`, or `loss` itself where the policy was given to the blocks."""
     return jaxremat.remat(loss, policy) if regions == "net" else loss
-
-
-def compiler_options() -> dict[str, bool | int | float | str]:
-    """Returns the options with which `jax.jit` keeps the policy's recomputation on the default backend."""
-    version = tuple(int(part) for part in jax.__version__.split(".")[:3])
-    if jax.default_backend() == "cpu" and version <= (0, 11, 0):
-        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
-    return {}

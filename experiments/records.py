@@ -39,7 +39,7 @@ class Record:
     loss_steps: list[int]
     losses: list[float]
     step_seconds: float | None
-    residual_bytes: int | None
+    residual_bytes: int
     compiled_temp_bytes: int | None
     params_sha256: str
     schema: int = SCHEMA
