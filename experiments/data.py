@@ -143,7 +143,7 @@ def _full(arrays: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], origin:
 
 
 def _load_sample() -> Dataset:
-    origin = f"the embedded sample ({sample.FOLDER})"
+    origin = "the embedded sample"
     return Dataset("sample", *sample.read_part(sample.TRAIN), *sample.read_part(sample.TEST), CLASSES, origin)
 
 

@@ -36,7 +36,7 @@ def block_wrapper(policy: jaxremat.Policy, regions: Regions) -> WrapBlock:
         return as_it_is
 
     def wrap(block: type[nn.Module]) -> type[nn.Module]:
-        return jaxremat.flax.remat(block, policy, static="train")
+        return jaxremat.flax.remat(block, policy)
 
     return wrap
 

@@ -128,8 +128,8 @@ def to_devices(images: np.ndarray, labels: np.ndarray, devices: Devices) -> Imag
 
 def residual_bytes(loss: Loss, state: TrainState, batch_size: int, dtype: Any) -> int:
     """Returns what the loss keeps for its backward pass, in bytes for the whole batch, from the trace alone."""
-    shape = jax.ShapeDtypeStruct
-    params, batch_stats = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), (state.params, state.batch_stats))
-    images, labels = shape((batch_size, 32, 32, 3), dtype), shape((batch_size,), jnp.int32)
+    images = jax.ShapeDtypeStruct((batch_size, 32, 32, 3), dtype)
+    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return jaxremat.residuals(loss, params, batch_stats, images, labels, key).total_bytes
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state.params, state.batch_stats))
+    return jaxremat.residuals(loss, *shapes, images, labels, key).total_bytes

@@ -2,6 +2,7 @@
 
 from jaxremat.compat import compiler_options
 from jaxremat.cost import Cost, cost
+from jaxremat.erasure import erased
 from jaxremat.errors import CompileError, PolicyError, RematWarning, TargetError
 from jaxremat.naming import name
 from jaxremat.policy import Policy, parse
@@ -20,6 +21,7 @@ __all__ = [
     "TargetError",
     "compiler_options",
     "cost",
+    "erased",
     "name",
     "parse",
     "remat",

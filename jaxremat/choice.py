@@ -184,7 +184,7 @@ def _roots(graph: Graph, variables: Sequence[Atom]) -> list[Var]:
 
 
 def _select(graph: Graph, selector: str, fits: Callable[[Value], bool], matches: dict[str, int]) -> dict[Var, Mark]:
-    chosen = [value.var for value in graph.values if fits(value)]
+    chosen = [value.var for value in graph.values if value.index not in graph.rewritten and fits(value)]
     matches[selector] = matches.get(selector, 0) + len(chosen)
     return {v: Mark(selector) for v in _roots(graph, chosen)}
 
@@ -204,7 +204,7 @@ def _ops(graph: Graph, rules: Sequence[tuple[str, str]], matches: dict[str, int]
     for op, _ in rules:
         matches.setdefault(f"ops:{op}", 0)
     for value in graph.values:
-        for op, action in rules:
+        for op, action in rules if value.index not in graph.rewritten else ():
             if op == "*" or op in value.labels.ops:
                 matches[f"ops:{op}"] += 1
                 if action != "recompute" and isinstance(root := graph.root(value.var), Var) and root in graph.maker:

@@ -115,6 +115,35 @@ def scoped(eqn: JaxprEqn, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
+def tag(eqn: JaxprEqn) -> str | None:
+    """Returns the tag that an equation gives its input, None where it gives none.
+
+    Under `jax_remat3` a tag is no `name` equation: it is a `CheckpointName`, a parameter of the equation in 0.10.2 and
+    0.12.0.1, where printed jaxprs show it as the primitive.
+    """
+    if eqn.primitive.name == "name":
+        return eqn.params["name"]
+    inner: Any = eqn.params.get("_prim")
+    return inner.name if type(inner).__name__ in ("CheckpointName", "CheckpointNameFwd") else None
+
+
+def scan_parts(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Splits the arguments of a scan into constants, carry and what is scanned over.
+
+    In 0.10.2 the equation holds their numbers, in 0.12.0.1 the tree of its arguments.
+    """
+    if "ft_in" in eqn.params:
+        consts, carry, xs = map(list, eqn.params["ft_in"].update(list(args)).unpack())
+        return consts, carry, xs
+    first, last = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    return list(args[:first]), list(args[first:last]), list(args[last:])
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """Returns the axes of the mesh over which a value differs inside of `shard_map` (the form of 0.10.2 and 0.12.0.1)."""
+    return aval.manual_axis_type.varying
+
+
 def is_traced(*values: Any) -> bool:
     """Says whether one of the values is a tracer."""
     return any(isinstance(value, Tracer) for value in values)

@@ -26,7 +26,7 @@ from jaxremat.inline import inline, resolve
 from jaxremat.labels import Labels, labels_of
 
 # Equations that move no data in memory: their output is a view of their first input.
-_VIEWS = frozenset({"name", "reshape", "squeeze", "expand_dims", "stop_gradient"})
+_VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient"})
 # Equations that write the same value everywhere, or count: a compiler never stores their output.
 CONSTANTS = frozenset({"broadcast_in_dim", "iota"})
 # A value below this part of the largest one, or of a few bytes, counts as small: statistics, keys, scalars.
@@ -111,23 +111,16 @@ class Graph:
     @cached_property
     def values(self) -> tuple[Value, ...]:
         """All forward values in program order."""
+        labels = labels_in(self.forward)
         values = list[Value]()
-        tags = dict[Var, list[str]]()
         for index, eqn in enumerate(self.forward):
-            if eqn.primitive.name == "name" and isinstance(root := self.root(eqn.invars[0]), Var):
-                tags.setdefault(root, []).append(eqn.params["name"])
-            for out, var in enumerate(eqn.outvars):
+            for var in eqn.outvars:
                 if not isinstance(var, compat.DropVar):
-                    constant = eqn.primitive.name in CONSTANTS and size_bytes(var.aval) > sum(
-                        size_bytes(v.aval) for v in eqn.invars
-                    )
-                    size = 0 if constant else size_bytes(var.aval)
-                    values.append(Value(len(values), var, index, eqn, labels_of(eqn, out), size))
-        named = [
-            Value(v.position, v.var, v.index, v.eqn, v.labels.tagged(tags[v.var]), v.size_bytes) if v.var in tags else v
-            for v in values
-        ]  # fmt: skip
-        return tuple(named)
+                    size = size_bytes(var.aval)
+                    if eqn.primitive.name in CONSTANTS and size > sum(size_bytes(v.aval) for v in eqn.invars):
+                        size = 0
+                    values.append(Value(len(values), var, index, eqn, labels[var], size))
+        return tuple(values)
 
     @cached_property
     def value_of(self) -> dict[Var, Value]:
@@ -142,11 +135,8 @@ class Graph:
 
     def root(self, atom: Atom) -> Atom:
         """Returns the value that `atom` is a view of; itself where it is none."""
-        while isinstance(atom, Var) and atom in self.maker:
-            eqn = self.forward[self.maker[atom]]
-            if eqn.primitive.name not in _VIEWS:
-                break
-            atom = eqn.invars[0]
+        while isinstance(atom, Var) and atom in self.maker and _is_view(self.forward[self.maker[atom]]):
+            atom = self.forward[self.maker[atom]].invars[0]
         return atom
 
     def ancestors(self, variables: Iterable[Var]) -> frozenset[int]:
@@ -159,6 +149,36 @@ class Graph:
                 found.add(index)
                 todo += [self.maker[v] for v in self.forward[index].invars if isinstance(v, Var) and v in self.maker]
         return frozenset(found)
+
+
+def labels_in(eqns: Sequence[JaxprEqn]) -> dict[Var, Labels]:
+    """Returns the labels of all values that equations make; a tag labels the value that it is a view of.
+
+    What a scan stacks has the labels of the value in its body.
+    """
+    labels = dict[Var, Labels]()
+    shown = dict[Var, Var]()  # for a view the value that it shows
+    for eqn in eqns:
+        own = labels_of(eqn)
+        inside = _labels_of_outputs(eqn.params["jaxpr"]) if eqn.primitive.name == "scan" else [None] * len(eqn.outvars)
+        for var, inner in zip(eqn.outvars, inside):
+            labels[var] = inner.under(own) if inner else own
+        if _is_view(eqn) and isinstance(source := eqn.invars[0], Var):
+            root = shown[eqn.outvars[0]] = shown.get(source, source)
+            if (tag := compat.tag(eqn)) is not None and root in labels:
+                labels[root] = labels[root].tagged([tag])
+    return labels
+
+
+def _labels_of_outputs(body: ClosedJaxpr) -> list[Labels | None]:
+    eqns, names = inline(body.jaxpr.eqns, {})
+    labels = labels_in(eqns)
+    outs = [resolve(atom, names) for atom in body.jaxpr.outvars]
+    return [labels.get(out) if isinstance(out, Var) else None for out in outs]
+
+
+def _is_view(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _VIEWS or compat.tag(eqn) is not None
 
 
 def size_bytes(aval: Any) -> int:

@@ -4,6 +4,7 @@ The function is traced once per shapes. Under differentiation its gradient graph
 whose forward pass returns the stored values, and whose backward pass recomputes the rest just in time.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, update_wrapper
@@ -16,9 +17,10 @@ from jaxremat import compat
 from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
-from jaxremat.errors import PolicyError
+from jaxremat.errors import PolicyError, RematWarning
 from jaxremat.graph import run, trace_gradient
 from jaxremat.inline import called, inline
+from jaxremat.lint import waste
 from jaxremat.rewrite import Backward, backward_program, forward_program
 
 _CACHED_PROGRAMS = 64
@@ -115,7 +117,8 @@ class Rematerialized:
         dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
         leaves, in_tree = jax.tree.flatten((dynamic, dynamic_kw))
         avals = tuple(_aval(leaf, self._f) for leaf in leaves)
-        key = (in_tree, avals, static, static_kw, compat.trace_key())
+        types = tuple(type(value) for _, value in (*static, *static_kw))  # 1 == True, but they are two arguments
+        key = (in_tree, avals, static, static_kw, types, compat.trace_key())
         try:
             found = self._programs.get(key)
         except TypeError as error:
@@ -203,7 +206,8 @@ class Cut:
         """For every selector of the policy its matches, those inside of scan bodies included."""
         total = dict(self.choice.matches)
         for program in self.inner:
-            for cut in program.cuts.values():
+            # JAX differentiates a body anew as it learns what its carry depends on: the last time counts.
+            for cut in list(program.cuts.values())[-1:]:
                 for selector, count in cut.matches.items():
                     total[selector] = total.get(selector, 0) + count
         return total
@@ -240,6 +244,8 @@ class Program:
             cut = Cut(choose(graph, self.policy), evaluate.inner)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
+                for message in waste(cut.choice):
+                    warnings.warn(message, RematWarning, stacklevel=2)
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
 
@@ -250,7 +256,7 @@ class Program:
         outs = cut.forward(*values, *graph.constants)
         outs, stored = outs[: len(graph.outputs)], outs[len(graph.outputs) :]
         stored = [
-            jax.device_put(x, jax.memory.Space.Host) if mark.host else x
+            jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device) if mark.host else x
             for x, mark in zip(stored, cut.choice.kept.values())
         ]
         # Only inputs that some backward pass can read are kept; JAX hands them on without a copy.
@@ -371,21 +377,20 @@ class _Evaluator:
 
     def _scan(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
         params = eqn.params
-        consts, carry = params["num_consts"], params["num_carry"]
+        consts, init, scanned = compat.scan_parts(eqn, args)
         program = self._body(params["jaxpr"])
 
         def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            outs = program([*args[:consts], *state, *xs])
-            return outs[:carry], outs[carry:]
+            outs = program([*consts, *state, *xs])
+            return outs[: len(init)], outs[len(init) :]
 
         final, stacked = jax.lax.scan(
             body,
-            list(args[consts : consts + carry]),
-            list(args[consts + carry :]),
+            init,
+            scanned,
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
-            _split_transpose=params["_split_transpose"],
         )
         return [*final, *stacked]
 

@@ -21,6 +21,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+import jaxremat
 from experiments import data, devices, loop, policies, progress, records
 from experiments.augment import epoch_order
 from experiments.bench import output
@@ -30,7 +31,7 @@ from experiments.errors import ExperimentError
 from experiments.models import ModelName, build
 from experiments.program import build_program
 from experiments.training import AUGMENTED, make_loss, make_optimizer, make_step
-from jaxremat import PolicyError, compiler_options, parse
+from jaxremat import PolicyError, parse
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def measure(options: Options) -> dict[str, float]:
             split=over.split,
         ),
         donate_argnums=0,
-        compiler_options=compiler_options(),
+        compiler_options=jaxremat.compiler_options(),
     )
     bare_state, bare_order = program.copy(state), over.replicate(order)
 
