@@ -159,8 +159,15 @@ def call(program: ClosedJaxpr, name: str, args: Sequence[Any]) -> list[Any]:
     """Calls a program as one `jit` equation, without tracing it again (parameters seen in 0.10.2 and 0.12.0.1).
 
     All parameters but the program and its name are those that JAX itself gives to a jitted function here and now, each
-    repeated for every argument and result.
+    repeated for every argument and result. Under `jax_remat3` tags are primitives that only a trace can lower.
     """
+    if jax.config.jax_remat3:
+
+        def traced(*args: Any) -> list[Any]:
+            return as_function(program)(*args)
+
+        traced.__name__ = traced.__qualname__ = name
+        return list(jax.jit(traced)(*args))
     params = dict(jax.make_jaxpr(jax.jit(lambda x: x))(0.0).eqns[0].params)
     for key in ("in_shardings", "in_layouts", "donated_invars"):
         params[key] = params[key] * len(args)

@@ -278,7 +278,7 @@ class TestContents:
 
         (_, mask), pull = jax.vjp(jaxremat.remat(two, policy), weights(), data())
         given = np.zeros(mask.shape, jax.dtypes.float0)
-        same(pull((jnp.float32(2), given)), jax.vjp(two, weights(), data())[1]((jnp.float32(2), given)))
+        same(pull((jnp.float32(2), given)), jax.vjp(two, weights(), data())[1]((jnp.float32(2), given)), rtol=EAGER)
 
     def test_pytrees_and_none(self, policy):
         def tree(params, x, unused=None):

@@ -1,6 +1,5 @@
 """What `remat` refuses: one message with what was required, what arrived and what to do."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -19,7 +18,7 @@ def refused(error, policy, *fragments, f=network, args=None):
 @pytest.mark.parametrize(
     ("policy", "fragments"),
     [
-        ("names:g0", ["'names:g0' matches no value", "Did you mean 'h0'", "h0, h1, h2"]),
+        ("names:hh0", ["'names:hh0' matches no value", "Did you mean 'h0'", "h0, h1, h2"]),
         ("names:h0,q*", ["'names:q*' matches no value"]),
         ("ops:rellu=store", ["No operation has this name", "Did you mean 'relu'"]),
         ("ops:conv=store", ["'ops:conv' matches no value", "dot"]),
@@ -52,10 +51,8 @@ def test_policies_of_other_libraries(policy):
         jaxremat.remat(network, policy)
 
 
-@pytest.mark.parametrize("f", [3, None, "dots", nn.Dense(3)])
+@pytest.mark.parametrize("f", [3, None, "dots"])
 def test_what_is_no_function(f):
-    if callable(f):
-        pytest.skip("linen modules are callable")
     with pytest.raises(TypeError, match="needs a function"):
         jaxremat.remat(f, "dots")
 
@@ -81,7 +78,7 @@ def test_ordered_callbacks():
 
 
 def test_an_output_that_is_not_differentiable():
-    with pytest.raises(TypeError, match="grad requires real- or complex-valued"):
+    with pytest.raises(TypeError, match="grad requires real"):
         jax.grad(jaxremat.remat(lambda x: x.argmax(), "nothing"))(data())
 
 
