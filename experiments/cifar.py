@@ -99,20 +99,41 @@ def train(config: Config, console: Console) -> Trained:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0, or 2 for bad input."""
+    """Runs the command line and returns the exit status: 0, 2 for what cannot be done, 130 when interrupted."""
     config = tyro.cli(Config, prog="python -m experiments.cifar", args=argv)
     try:
         record = train(config, Console(stderr=True)).record
-        if record is None:
-            return 0
-        if config.out is not None:
-            records.append(config.out, record)
-    except (ExperimentError, PolicyError) as error:
+        if record is not None:
+            Console().print(report.summary(record))
+            print(record.to_json(), flush=True)
+            if config.out is not None:
+                records.append(config.out, record)
+    except PolicyError as error:
+        print(f"error: {error}{_hint(config)}", file=sys.stderr)
+        return 2
+    except ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    Console().print(report.summary(record))
-    print(record.to_json(), flush=True)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(
+            f"error: The step does not fit into the device's memory ({str(error).splitlines()[0]}). Store less, for example "
+            f"--policy nothing or segments:sqrt instead of {config.policy}, or lower --batch-size.",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        resume = "" if config.checkpoint_dir is None else " The same command resumes from the last checkpoint."
+        print(f"interrupted.{resume}", file=sys.stderr)
+        return 130
     return 0
+
+
+def _hint(config: Config) -> str:
+    if config.regions != "block":
+        return ""
+    return "\nWith --regions block the policy must fit every kind of block by itself; --regions net applies it to the whole loss."
 
 
 if __name__ == "__main__":

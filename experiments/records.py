@@ -39,7 +39,7 @@ class Record:
     loss_steps: list[int]
     losses: list[float]
     step_seconds: float | None
-    residual_bytes: int | None
+    residual_bytes: int
     compiled_temp_bytes: int | None
     params_sha256: str
     schema: int = SCHEMA
@@ -101,7 +101,7 @@ def require_appendable(path: str) -> None:
             f"--out must name a file that can be written; {path}: {error.strerror or error}."
         ) from error
     if not existed:
-        target.unlink()
+        target.unlink(missing_ok=True)
 
 
 def append(path: str, record: Record) -> None:

@@ -53,6 +53,12 @@ class Choice:
     matches: Mapping[str, int]
 
     @cached_property
+    def inputs_read(self) -> frozenset[Var]:
+        """The inputs of the function that the backward pass reads, or the recomputation for it."""
+        again = (v for index in self.recomputed for v in self.graph.forward[index].invars)
+        return frozenset(self.graph.inputs) & {*self.graph.read_backward, *(v for v in again if isinstance(v, Var))}
+
+    @cached_property
     def stored_bytes(self) -> int:
         """The bytes that are kept from the forward pass for the backward pass, beside the function's inputs."""
         return sum(self.graph.value_of[var].size_bytes for var in self.kept)
@@ -139,12 +145,17 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
         case p.Names(patterns):
             return _first_of(
                 graph,
-                [(f"names:{g}", lambda v, g=g: any(fnmatchcase(n, g) for n in v.labels.names)) for g in patterns],
+                [
+                    (f"names:{g}", lambda v, g=g: any(fnmatchcase(n, g) for n in graph.labels[v.var].names))
+                    for g in patterns
+                ],
                 matches,
             )
         case p.Paths(patterns):
             return _first_of(
-                graph, [(f"paths:{g}", lambda v, g=g: path_fits(v.labels.path, g)) for g in patterns], matches
+                graph,
+                [(f"paths:{g}", lambda v, g=g: path_fits(graph.labels[v.var].path, g)) for g in patterns],
+                matches,
             )
         case p.Ops(rules):
             return _ops(graph, rules, matches)
@@ -184,7 +195,7 @@ def _roots(graph: Graph, variables: Sequence[Atom]) -> list[Var]:
 
 
 def _select(graph: Graph, selector: str, fits: Callable[[Value], bool], matches: dict[str, int]) -> dict[Var, Mark]:
-    chosen = [value.var for value in graph.values if fits(value)]
+    chosen = [value.var for value in graph.values if value.index not in graph.rewritten and fits(value)]
     matches[selector] = matches.get(selector, 0) + len(chosen)
     return {v: Mark(selector) for v in _roots(graph, chosen)}
 
@@ -204,8 +215,8 @@ def _ops(graph: Graph, rules: Sequence[tuple[str, str]], matches: dict[str, int]
     for op, _ in rules:
         matches.setdefault(f"ops:{op}", 0)
     for value in graph.values:
-        for op, action in rules:
-            if op == "*" or op in value.labels.ops:
+        for op, action in rules if value.index not in graph.rewritten else ():
+            if op == "*" or op in graph.labels[value.var].ops:
                 matches[f"ops:{op}"] += 1
                 if action != "recompute" and isinstance(root := graph.root(value.var), Var) and root in graph.maker:
                     chosen.setdefault(root, Mark(f"ops:{op}={action}", host=action == "offload"))
@@ -242,9 +253,11 @@ def check_matches(matches: Mapping[str, int], graph: Graph, policy: p.Policy) ->
         if count or kind not in ("names", "paths", "ops") or word == "*":
             continue
         known = {
-            "names": [name for v in graph.values for name in v.labels.names],
-            "paths": [part for v in graph.values for part in (v.labels.path, *v.labels.path.split("/")) if part],
-            "ops": [op for v in graph.values for op in sorted(v.labels.ops)],
+            "names": [name for labels in graph.labels.values() for name in labels.names],
+            "paths": [
+                part for labels in graph.labels.values() for part in (labels.path, *labels.path.split("/")) if part
+            ],
+            "ops": [op for labels in graph.labels.values() for op in sorted(labels.ops)],
         }[kind]
         known = list(dict.fromkeys(known))
         what = {"names": "tag", "paths": "module path", "ops": "operation"}[kind]

@@ -22,6 +22,7 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.core import Tracer
 from jax.extend import core as _core
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import primitives as _primitives
 
 Atom = Var | Literal
 
@@ -115,6 +116,35 @@ def scoped(eqn: JaxprEqn, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
+def tag(eqn: JaxprEqn) -> str | None:
+    """Returns the tag that an equation gives its input, None where it gives none.
+
+    Under `jax_remat3` a tag is no `name` equation: it is a `CheckpointName`, a parameter of the equation in 0.10.2 and
+    0.12.0.1, where printed jaxprs show it as the primitive.
+    """
+    if eqn.primitive.name == "name":
+        return eqn.params["name"]
+    inner: Any = eqn.params.get("_prim")
+    return inner.name if type(inner).__name__ in ("CheckpointName", "CheckpointNameFwd") else None
+
+
+def scan_parts(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Splits the arguments of a scan into constants, carry and what is scanned over.
+
+    In 0.10.2 the equation holds their numbers, in 0.12.0.1 the tree of its arguments.
+    """
+    if "ft_in" in eqn.params:
+        consts, carry, xs = map(list, eqn.params["ft_in"].update(list(args)).unpack())
+        return consts, carry, xs
+    first, last = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    return list(args[:first]), list(args[first:last]), list(args[last:])
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """Returns the axes of the mesh over which a value differs inside of `shard_map` (the form of 0.10.2 and 0.12.0.1)."""
+    return aval.manual_axis_type.varying
+
+
 def is_traced(*values: Any) -> bool:
     """Says whether one of the values is a tracer."""
     return any(isinstance(value, Tracer) for value in values)
@@ -123,6 +153,27 @@ def is_traced(*values: Any) -> bool:
 def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
     """Returns a function that runs a program equation by equation."""
     return _core.jaxpr_as_fun(program)
+
+
+def call(program: ClosedJaxpr, name: str, args: Sequence[Any]) -> list[Any]:
+    """Calls a program as one `jit` equation, without tracing it again (parameters seen in 0.10.2 and 0.12.0.1).
+
+    All parameters but the program and its name are those that JAX itself gives to a jitted function here and now, each
+    repeated for every argument and result. Under `jax_remat3` tags are primitives that only a trace can lower.
+    """
+    if jax.config.jax_remat3:
+
+        def traced(*args: Any) -> list[Any]:
+            return as_function(program)(*args)
+
+        traced.__name__ = traced.__qualname__ = name
+        return list(jax.jit(traced)(*args))
+    params = dict(jax.make_jaxpr(jax.jit(lambda x: x))(0.0).eqns[0].params)
+    for key in ("in_shardings", "in_layouts", "donated_invars"):
+        params[key] = params[key] * len(args)
+    for key in ("out_shardings", "out_layouts"):
+        params[key] = params[key] * len(program.out_avals)
+    return _primitives.jit_p.bind(*args, **(params | {"jaxpr": program, "name": name}))
 
 
 def zeros(cotangent: Any) -> Any:

@@ -11,6 +11,7 @@ its backward pass. Three kinds of equations come out, and the difference matters
 A `Value` is one output of a forward equation, with the labels by which a policy can find it.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +27,7 @@ from jaxremat.inline import inline, resolve
 from jaxremat.labels import Labels, labels_of
 
 # Equations that move no data in memory: their output is a view of their first input.
-_VIEWS = frozenset({"name", "reshape", "squeeze", "expand_dims", "stop_gradient"})
+_VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient"})
 # Equations that write the same value everywhere, or count: a compiler never stores their output.
 CONSTANTS = frozenset({"broadcast_in_dim", "iota"})
 # A value below this part of the largest one, or of a few bytes, counts as small: statistics, keys, scalars.
@@ -41,7 +42,6 @@ class Value:
     Attributes:
         position: its number among all forward values, in program order; what `values:` policies name.
         index: the position of its equation in `Graph.forward`.
-        labels: the names by which policies find it.
         size_bytes: its size; 0 for a broadcast constant.
     """
 
@@ -49,7 +49,6 @@ class Value:
     var: Var
     index: int
     eqn: JaxprEqn
-    labels: Labels
     size_bytes: int
 
 
@@ -112,22 +111,19 @@ class Graph:
     def values(self) -> tuple[Value, ...]:
         """All forward values in program order."""
         values = list[Value]()
-        tags = dict[Var, list[str]]()
         for index, eqn in enumerate(self.forward):
-            if eqn.primitive.name == "name" and isinstance(root := self.root(eqn.invars[0]), Var):
-                tags.setdefault(root, []).append(eqn.params["name"])
-            for out, var in enumerate(eqn.outvars):
+            for var in eqn.outvars:
                 if not isinstance(var, compat.DropVar):
-                    constant = eqn.primitive.name in CONSTANTS and size_bytes(var.aval) > sum(
-                        size_bytes(v.aval) for v in eqn.invars
-                    )
-                    size = 0 if constant else size_bytes(var.aval)
-                    values.append(Value(len(values), var, index, eqn, labels_of(eqn, out), size))
-        named = [
-            Value(v.position, v.var, v.index, v.eqn, v.labels.tagged(tags[v.var]), v.size_bytes) if v.var in tags else v
-            for v in values
-        ]  # fmt: skip
-        return tuple(named)
+                    size = size_bytes(var.aval)
+                    if eqn.primitive.name in CONSTANTS and size > sum(size_bytes(v.aval) for v in eqn.invars):
+                        size = 0
+                    values.append(Value(len(values), var, index, eqn, size))
+        return tuple(values)
+
+    @cached_property
+    def labels(self) -> dict[Var, Labels]:
+        """For every forward variable the names by which policies find it; made when first asked for."""
+        return labels_in(self.forward)
 
     @cached_property
     def value_of(self) -> dict[Var, Value]:
@@ -142,11 +138,8 @@ class Graph:
 
     def root(self, atom: Atom) -> Atom:
         """Returns the value that `atom` is a view of; itself where it is none."""
-        while isinstance(atom, Var) and atom in self.maker:
-            eqn = self.forward[self.maker[atom]]
-            if eqn.primitive.name not in _VIEWS:
-                break
-            atom = eqn.invars[0]
+        while isinstance(atom, Var) and atom in self.maker and _is_view(self.forward[self.maker[atom]]):
+            atom = self.forward[self.maker[atom]].invars[0]
         return atom
 
     def ancestors(self, variables: Iterable[Var]) -> frozenset[int]:
@@ -161,13 +154,44 @@ class Graph:
         return frozenset(found)
 
 
+def labels_in(eqns: Sequence[JaxprEqn]) -> dict[Var, Labels]:
+    """Returns the labels of all values that equations make; a tag labels the value that it is a view of.
+
+    What a scan stacks has the labels of the value in its body.
+    """
+    labels = dict[Var, Labels]()
+    shown = dict[Var, Var]()  # for a view the value that it shows
+    for eqn in eqns:
+        own = labels_of(eqn)
+        inside = _labels_of_outputs(eqn.params["jaxpr"]) if eqn.primitive.name == "scan" else [None] * len(eqn.outvars)
+        for var, inner in zip(eqn.outvars, inside):
+            labels[var] = inner.under(own) if inner else own
+        if _is_view(eqn) and isinstance(source := eqn.invars[0], Var):
+            root = shown[eqn.outvars[0]] = shown.get(source, source)
+            if (tag := compat.tag(eqn)) is not None and root in labels:
+                labels[root] = labels[root].tagged([tag])
+    return labels
+
+
+def _labels_of_outputs(body: ClosedJaxpr) -> list[Labels | None]:
+    eqns, names = inline(body.jaxpr.eqns, {})
+    labels = labels_in(eqns)
+    outs = [resolve(atom, names) for atom in body.jaxpr.outvars]
+    return [labels.get(out) if isinstance(out, Var) else None for out in outs]
+
+
+def _is_view(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _VIEWS or compat.tag(eqn) is not None
+
+
 def size_bytes(aval: Any) -> int:
     """Returns the bytes of an array of this type; of a random key, the bytes of its words."""
     dtype = aval.dtype
+    if isinstance(dtype, np.dtype):
+        return math.prod(aval.shape) * dtype.itemsize
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        words = np.prod(dtype._impl.key_shape, dtype=np.int64)
-        return int(np.prod(aval.shape, dtype=np.int64) * words * 4)
-    return int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize
+        return math.prod(aval.shape) * math.prod(dtype._impl.key_shape) * 4
+    return math.prod(aval.shape) * dtype.itemsize
 
 
 class Evaluator(Protocol):

@@ -95,12 +95,17 @@ class Labels:
     names: tuple[str, ...] = ()
 
     def tagged(self, names: list[str]) -> "Labels":
-        """Returns the labels with these tags."""
-        return replace(self, names=tuple(dict.fromkeys(names)))
+        """Returns the labels with these tags beside those that are there."""
+        return replace(self, names=tuple(dict.fromkeys((*self.names, *names))))
+
+    def under(self, outer: "Labels") -> "Labels":
+        """Returns the labels of a value in the body of an equation that has the labels `outer`."""
+        path = "/".join(part for part in (outer.path, self.path) if part)
+        return replace(self, path=path, ops=self.ops | outer.ops)
 
 
-def labels_of(eqn: JaxprEqn, output: int = 0) -> Labels:
-    """Returns the labels of one output of an equation; of a scan's output, those of the value in its body.
+def labels_of(eqn: JaxprEqn) -> Labels:
+    """Returns the labels of an equation's outputs, without their tags.
 
     Example:
         >>> import jax
@@ -110,19 +115,11 @@ def labels_of(eqn: JaxprEqn, output: int = 0) -> Labels:
         {'gelu'}
     """
     primitive = eqn.primitive.name
-    called = tuple(dict.fromkeys(name for name in called_names(eqn)))
+    called = tuple(dict.fromkeys(called_names(eqn)))
     field = PRIMITIVE_OPS.get(primitive)
     path = "/".join(scope for scope in compat.scopes(eqn) if not _CALL.fullmatch(scope))
     telling = field or next((name for name in called if name in CALLED_OPS), primitive)
-    labels = Labels(telling, frozenset({primitive, *called, *((field,) if field else ())}), path)
-    if primitive == "scan":
-        body = eqn.params["jaxpr"].jaxpr
-        maker = next((inner for inner in body.eqns if body.outvars[output] in inner.outvars), None)
-        if maker is not None:
-            inside = labels_of(maker, maker.outvars.index(body.outvars[output]))
-            whole = "/".join(part for part in (path, inside.path) if part)
-            return replace(inside, path=whole, ops=inside.ops | labels.ops)
-    return labels
+    return Labels(telling, frozenset({primitive, *called, *((field,) if field else ())}), path)
 
 
 def called_names(eqn: JaxprEqn) -> list[str]:

@@ -117,7 +117,8 @@ class Rematerialized:
         dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
         leaves, in_tree = jax.tree.flatten((dynamic, dynamic_kw))
         avals = tuple(_aval(leaf, self._f) for leaf in leaves)
-        key = (in_tree, avals, static, static_kw, compat.trace_key())
+        types = tuple(type(value) for _, value in (*static, *static_kw))  # 1 == True, but they are two arguments
+        key = (in_tree, avals, static, static_kw, types, compat.trace_key())
         try:
             found = self._programs.get(key)
         except TypeError as error:
@@ -205,7 +206,8 @@ class Cut:
         """For every selector of the policy its matches, those inside of scan bodies included."""
         total = dict(self.choice.matches)
         for program in self.inner:
-            for cut in program.cuts.values():
+            # JAX differentiates a body anew as it learns what its carry depends on: the last time counts.
+            for cut in list(program.cuts.values())[-1:]:
                 for selector, count in cut.matches.items():
                     total[selector] = total.get(selector, 0) + count
         return total
@@ -254,11 +256,11 @@ class Program:
         outs = cut.forward(*values, *graph.constants)
         outs, stored = outs[: len(graph.outputs)], outs[len(graph.outputs) :]
         stored = [
-            jax.device_put(x, jax.memory.Space.Host) if mark.host else x
+            jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device) if mark.host else x
             for x, mark in zip(stored, cut.choice.kept.values())
         ]
         # Only inputs that some backward pass can read are kept; JAX hands them on without a copy.
-        read = set(cut.backward((False,) * len(graph.outputs))[0].reads)
+        read = cut.choice.inputs_read
         return outs, _Residuals([*stored, *(x if v in read else None for v, x in zip(graph.inputs, values))], cut)
 
     def _backward(self, residuals: "_Residuals", cotangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -296,13 +298,7 @@ def runner(program: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
     Without `jit` round it, a program then rounds as the function itself would.
     """
     run = compat.as_function(program)
-
-    def traced(*args: Any) -> list[Any]:
-        return run(*args)
-
-    traced.__name__ = traced.__qualname__ = name
-    jitted = jax.jit(traced)
-    return lambda *args: list(jitted(*args) if compat.is_traced(*args) else run(*args))
+    return lambda *args: compat.call(program, name, args) if compat.is_traced(*args) else run(*args)
 
 
 def body_policy(policy: p.Policy) -> p.Policy | None:
@@ -375,21 +371,20 @@ class _Evaluator:
 
     def _scan(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
         params = eqn.params
-        consts, carry = params["num_consts"], params["num_carry"]
+        consts, init, scanned = compat.scan_parts(eqn, args)
         program = self._body(params["jaxpr"])
 
         def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            outs = program([*args[:consts], *state, *xs])
-            return outs[:carry], outs[carry:]
+            outs = program([*consts, *state, *xs])
+            return outs[: len(init)], outs[len(init) :]
 
         final, stacked = jax.lax.scan(
             body,
-            list(args[consts : consts + carry]),
-            list(args[consts + carry :]),
+            init,
+            scanned,
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
-            _split_transpose=params["_split_transpose"],
         )
         return [*final, *stacked]
 

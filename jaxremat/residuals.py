@@ -221,7 +221,7 @@ def _perturbed(
 def _row(choice: Choice, value: Value) -> Row:
     decision, why = _decision(choice, value)
     aval: Any = value.var.aval
-    labels = value.labels
+    labels = choice.graph.labels[value.var]
     source = compat.source_line(value.eqn)
     return Row(
         value.position, labels.op, labels.path, labels.names, source, aval.shape, str(aval.dtype), value.size_bytes, decision, why

@@ -7,8 +7,9 @@ or start it before the backward pass has come that far. One barrier opens as muc
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -86,6 +87,7 @@ class _Writer:
         self.zeros = set(zeros)
         self.skipped = dict[Var, JaxprEqn]()  # equations left out as all cotangents that they read are zero
         self.remade = set[Var]()  # forward and late values that are there again
+        self.large_remade = set[Var]()  # those of them that are not small
         self.gate = dict[Var, Var]()  # stored values and inputs as they passed the gate that is open
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
         self.hosts = {
@@ -170,7 +172,9 @@ class _Writer:
             # An equation with several outputs may be run again for one of them while another is stored.
             outvars = [compat.new_var(v.aval) if v in self.kept else v for v in eqn.outvars]
             self.eqns.append(eqn.replace(invars=invars, outvars=outvars))
-            self.remade.update(v for v in eqn.outvars if v not in self.kept)
+            remade = [v for v in eqn.outvars if v not in self.kept]
+            self.remade.update(remade)
+            self.large_remade.update(v for v in remade if size_bytes(v.aval) > self.graph.small_bytes)
 
     def _is_there(self, var: Var) -> bool:
         return var in self.kept or var in self.inputs
@@ -203,11 +207,11 @@ class _Writer:
         """
         limit = self.graph.small_bytes
         gated = {v: None for v in frontier if size_bytes(v.aval) > limit}
-        moving = {v for v in self.remade if size_bytes(v.aval) > limit} | set(gated)
+        moving = set(gated)
         sources = {v: frozenset((v,)) for v in frontier if v not in gated}
         for eqn in eqns:
             read = [v for v in eqn.invars if isinstance(v, Var)]
-            if any(v in moving for v in read):
+            if any(v in moving or v in self.large_remade for v in read):
                 moving.update(eqn.outvars)
                 continue
             origin = frozenset().union(*(sources.get(v, frozenset()) for v in read))
@@ -219,14 +223,41 @@ class _Writer:
         return gated
 
     def _open(self, frontier: Sequence[Var], gate_on: Var, like: JaxprEqn) -> None:
-        """Opens a new gate: stored values that are there when a cotangent is, and not before."""
+        """Opens a new gate: stored values that are there when a cotangent is, and not before.
+
+        Inside of `shard_map` a barrier takes values that vary over the same axes of the mesh. A value that varies over
+        fewer axes than the cotangent, such as a replicated weight, passes ungated.
+        """
         moving = self._narrowed(gate_on)
         if not isinstance(moving, Var):
             return
-        gate = compat.barrier([*(self.fetched.get(v, v) for v in frontier), moving], like)
-        self.eqns.append(gate)
-        self.gate = dict(zip(frontier, gate.outvars))
-        self.names[moving] = gate.outvars[-1]
+        self.gate = {v: self.fetched.get(v, v) for v in frontier}
+        groups = dict[frozenset[str], list[Var]]()
+        for var in frontier:
+            groups.setdefault(compat.varying_axes(var.aval), []).append(var)
+        own_axes = compat.varying_axes(moving.aval)
+        for axes, group in groups.items():
+            if not axes >= own_axes:
+                continue
+            key = moving if axes == own_axes else self._varied(moving, axes - own_axes)
+            gate = compat.barrier([*(self.gate[v] for v in group), key], like)
+            self.eqns.append(gate)
+            self.gate.update(zip(group, gate.outvars))
+            if axes == own_axes:
+                moving = self.names[moving] = gate.outvars[-1]
+
+    def _varied(self, var: Var, axes: Collection[str]) -> Var:
+        """A cotangent as it enters a barrier beside values that differ over more axes of a mesh."""
+        return self._traced(lambda x: jax.lax.pcast(x, tuple(sorted(axes)), to="varying"), var)
+
+    def _traced(self, function: Callable[[Any], Any], operand: Var) -> Var:
+        """Writes the equations of a function of one value; returns its result."""
+        traced = jax.make_jaxpr(function)(operand.aval).jaxpr
+        eqns, names = inline(traced.eqns, {traced.invars[0]: operand})
+        out = resolve(traced.outvars[0], names)
+        assert isinstance(out, Var)
+        self.eqns += eqns
+        return out
 
     def _narrowed(self, var: Var) -> Atom:
         """The cotangent to gate on: of a broadcast its source, which need not be written out to pass a barrier."""
@@ -246,9 +277,5 @@ class _Writer:
             gate = compat.barrier([host, moving], like)
             self.eqns.append(gate)
             host, self.names[moving] = gate.outvars[0], gate.outvars[1]
-        transfer = jax.make_jaxpr(lambda x: jax.device_put(x, jax.memory.Space.Device))(host.aval).jaxpr
-        eqns, names = inline(transfer.eqns, {transfer.invars[0]: host})
-        out = resolve(transfer.outvars[0], names)
-        assert isinstance(out, Var)
-        self.eqns += eqns
-        self.fetched[var] = out
+        space = jax.memory.Space
+        self.fetched[var] = self._traced(lambda x: jax.device_put(x, space.Device, src=space.Host), host)

@@ -19,6 +19,8 @@ from jaxremat.compat import Var
 from jaxremat.errors import PolicyError
 from jaxremat.graph import Graph
 
+# Among more places than this, or than two for each segment, only evenly spaced ones are weighed: the search is quadratic.
+_PLACES = 128
 LAYERS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
@@ -44,6 +46,9 @@ def borders(graph: Graph, count: int | None) -> dict[Var, str]:
         )
     behind_layers = [c for c in cuts if all(graph.maker[v] in layers for v in crossing[c])]
     cuts = behind_layers if len(behind_layers) >= wanted - 1 else cuts
+    limit = max(_PLACES, 2 * wanted)
+    if len(cuts) > limit:
+        cuts = [cuts[i] for i in np.linspace(0, len(cuts) - 1, limit).astype(int)]
     chosen = _place(cuts, kept_bytes, [sum(_size(graph, v) for v in crossing[c]) for c in cuts], wanted)
     spelling = f"segments:{'sqrt' if count is None else count}"
     stored = {

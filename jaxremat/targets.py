@@ -243,7 +243,7 @@ def _local() -> Target:
         reason = str(e).strip().splitlines() or ["JAX found no device"]
         return Target("local", "local", 0, None, False, reason[0], "")
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    if limit is None and device.platform == "cpu":
+    if limit is None and device.platform == "cpu" and hasattr(os, "sysconf"):  # not on Windows
         limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Target("local", "local", 0, limit, True, "", device.platform)
 

@@ -99,9 +99,11 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
-@pytest.mark.parametrize("part", ["state", "about"])
-def test_damage_is_found_and_the_remedy_works(damage, part, checkpoints, capsys):
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [("state", truncate), ("state", flip), ("about", truncate), ("about", flip), ("about", Path.unlink)],
+)
+def test_damage_is_found_and_the_remedy_works(part, damage, checkpoints, capsys):
     damage(largest_file(checkpoints / "7" / part))
     argv = [*ARGUMENTS, "--max-steps=7", f"--checkpoint-dir={checkpoints}"]
     error = refused(argv, capsys)
@@ -207,8 +209,8 @@ def test_checkpoints_within_an_epoch(program, monkeypatch):
 
 
 def test_killed_and_restarted():
-    result = kill.compare(kill.Options(kills=3, epochs=8, batch_size=200))
-    assert [one["during"] for one in result["kills"]] == ["start", "training", "training"]
+    result = kill.compare(kill.Options(kills=2, epochs=8, batch_size=200))
+    assert [one["during"] for one in result["kills"]] == ["start", "training"]
     assert result["kills"][-1]["newest_checkpoint"] is not None
     assert result["resumed_from"] > 0
     assert result["killed_sha256"] == result["undisturbed_sha256"]

@@ -6,8 +6,9 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments import cifar, data
+from experiments import cifar, data, records
 from experiments.config import Config
+from experiments.errors import ExperimentError
 from experiments.progress import Bar, Extent, Lines, choose_display
 
 SHORT = ["--data=sample", "--batch-size=50", "--max-steps=3"]
@@ -115,12 +116,71 @@ def test_bad_input_is_one_message_and_status_2(argv, message, capsys, monkeypatc
     assert out == ""
 
 
+@pytest.mark.parametrize(
+    ("policy", "near"), [("names:conv_outt", "conv_out"), ("paths:blok1", "block1"), ("ops:convv=store", "conv")]
+)
+def test_a_selector_that_fits_nothing_lists_near_matches(policy, near, capsys):
+    assert status([*SHORT, f"--policy={policy}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert f"'{near}'" in err
+
+
+def test_a_policy_that_fits_some_blocks_only(capsys):
+    # Two blocks of net have convolutions, its head has none.
+    assert status([*SHORT, "--policy=names:conv_out", "--regions=block"]) == 2
+    assert "--regions net applies it to the whole loss" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_found_before_training(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("training began"))
     directory = tmp_path / "missing"
     assert status([*SHORT, f"--out={directory / 'records.jsonl'}"]) == 2
     assert "No such file or directory" in capsys.readouterr().err
     assert not directory.exists()
+
+
+def test_a_device_that_is_full_names_policies_that_store_less(capsys, monkeypatch):
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nA long table")
+
+    monkeypatch.setattr(cifar, "build_program", full)
+    assert status(SHORT) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Out of memory allocating 99 bytes." in err
+    assert "--policy nothing or segments:sqrt instead of everything" in err
+    assert "A long table" not in err
+
+
+def test_other_errors_of_the_runtime_are_not_hidden(monkeypatch):
+    def broken(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a defect")
+
+    monkeypatch.setattr(cifar, "build_program", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
+        status(SHORT)
+
+
+def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cifar, "build_program", interrupt)
+    assert status([*SHORT, f"--checkpoint-dir={tmp_path}"]) == 130
+    assert "The same command resumes" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_appended_in_the_end_is_still_printed(capsys, monkeypatch, tmp_path):
+    def fail(path, record):
+        raise ExperimentError(f"no space for {path}")
+
+    monkeypatch.setattr(records, "append", fail)
+    assert status([*SHORT, "--max-steps=1", f"--out={tmp_path / 'records.jsonl'}"]) == 2
+    record, _, err = records_of(capsys)
+    assert record["last_step"] == 1
+    assert "no space for" in err
 
 
 def test_a_refused_run_leaves_no_file(tmp_path):

@@ -9,7 +9,7 @@ from experiments.errors import ExperimentError
 
 
 def test_two_processes_of_two_devices_train_as_one_device():
-    one, two, four = distributed.compare(distributed.Options())
+    one, two, four = distributed.compare(distributed.Options(batch_size=32))
     assert len(one["losses"]) == 20
     assert (two["devices"], four["processes"]) == (2, 2)
     assert two["difference"] <= 1e-5

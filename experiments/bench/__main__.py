@@ -9,6 +9,7 @@ from jaxremat.errors import did_you_mean
 BENCHES = {
     "digests": "final parameters of a short run under every policy: the same bits",
     "distributed": "loss curves of several processes and devices beside one device's",
+    "engine": "time to trace and rewrite, and what a policy saves on a chain of convolutions",
     "harness": "step time of the harness beside a bare jitted loop",
     "kill": "a run that is killed ten times beside an undisturbed one",
 }

@@ -21,7 +21,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-import jaxremat
 from experiments import data, devices, loop, policies, progress, records
 from experiments.augment import epoch_order
 from experiments.bench import output
@@ -29,7 +28,7 @@ from experiments.checkpoints import NoCheckpoints
 from experiments.config import Config
 from experiments.errors import ExperimentError
 from experiments.models import ModelName, build
-from experiments.program import build_program
+from experiments.program import build_program, step_options
 from experiments.training import AUGMENTED, make_loss, make_optimizer, make_step
 from jaxremat import PolicyError, parse
 
@@ -71,7 +70,7 @@ def measure(options: Options) -> dict[str, float]:
             split=over.split,
         ),
         donate_argnums=0,
-        compiler_options=jaxremat.compiler_options(),
+        compiler_options=step_options(),
     )
     bare_state, bare_order = program.copy(state), over.replicate(order)
 
