@@ -121,20 +121,24 @@ def describe_device(device: Any) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0, or 2 for bad input."""
+    """Runs the command line and returns the exit status: 0, 2 for what cannot be done, 130 when interrupted."""
     # Waiting threads that spin take the cores from other processes: on a busy machine steps then take ten times as long.
     # PyTorch's OpenMP reads this once, when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config = tyro.cli(Config, prog="python -m experiments.cifar_torch", args=argv)
     try:
         record = train(config, Console(stderr=True))
+        Console().print(report.summary(record))
+        print(record.to_json(), flush=True)
         if config.out is not None:
             records.append(config.out, record)
     except (ExperimentError, PolicyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    Console().print(report.summary(record))
-    print(record.to_json(), flush=True)
+    except KeyboardInterrupt:
+        resume = "" if config.checkpoint_dir is None else " The same command resumes from the last checkpoint."
+        print(f"interrupted.{resume}", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -202,6 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ExperimentError, PolicyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"interrupted. The same command goes on with the cells that {config.records} lacks.", file=sys.stderr)
+        return 130
     failed = [result for result in results if result.status == "failed"]
     print(markdown(results))
     counts = {status: sum(r.status == status for r in results) for status in get_args(compare_records.Status)}
