@@ -63,7 +63,7 @@ def _prepare(images: jax.Array, seed: jax.Array, step: jax.Array, *, augmented: 
     return normalise(augment(key_augment, images) if augmented else images, jnp.float32)
 
 
-def test_batches(dataset: Dataset, batch_size: int) -> Iterator[Batch]:
+def evaluation_batches(dataset: Dataset, batch_size: int) -> Iterator[Batch]:
     """Yields the test set in order; the last batch may be smaller."""
     for start in range(0, len(dataset.test_labels), batch_size):
         part = slice(start, start + batch_size)

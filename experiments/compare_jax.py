@@ -11,7 +11,7 @@ import optax
 
 import jaxremat
 from experiments import policies, records
-from experiments.batches import Batch, Batches, test_batches
+from experiments.batches import Batch, Batches, evaluation_batches
 from experiments.compare_records import Cell, Result, gather, hardware
 from experiments.data import Dataset
 from experiments.models import build
@@ -100,7 +100,7 @@ class JaxCell:
         count = jax.jit(self._count_correct)
         right = sum(
             int(count(state.params, state.batch_stats, *_padded(batch)))
-            for batch in test_batches(self._dataset, TEST_BATCH)
+            for batch in evaluation_batches(self._dataset, TEST_BATCH)
         )
         return Result(
             cell=self._cell,

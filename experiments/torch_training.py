@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from experiments import models, torch_models
-from experiments.batches import Batch, test_batches
+from experiments.batches import Batch, evaluation_batches
 from experiments.data import Dataset
 from experiments.models import ModelName
 from experiments.torch_layers import commit_statistics
@@ -106,7 +106,7 @@ def evaluate(network: Network, dataset: Dataset, precision: str, device: torch.d
     forward = with_precision(network, precision, device)
     with torch.no_grad(), contextlib.ExitStack() as stack:
         stack.callback(network.train, training)
-        for batch in test_batches(dataset, TEST_BATCH):
+        for batch in evaluation_batches(dataset, TEST_BATCH):
             images, labels = to_device(batch, device)
             right += int((forward(images).argmax(-1) == labels).sum())
     return right / len(dataset.test_labels)

@@ -3,8 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.batches import Batches
-from experiments.batches import test_batches as every_test_image
+from experiments.batches import Batches, evaluation_batches
 from experiments.data import load
 from experiments.devices import all_devices
 from experiments.training import Images, TrainState, make_optimizer, make_step
@@ -43,6 +42,6 @@ def test_a_run_goes_through_epochs():
 
 def test_every_test_image_comes_once():
     sample = load("sample")
-    found = list(every_test_image(sample, 150))
+    found = list(evaluation_batches(sample, 150))
     assert [len(batch.labels) for batch in found] == [150, 150, 150, 50]
     assert np.array_equal(np.concatenate([batch.labels for batch in found]), sample.test_labels)
