@@ -39,7 +39,7 @@ from jaxremat import PolicyError
 
 LOSS_TOLERANCE, GRADIENT_TOLERANCE, TRAINING_TOLERANCE = 1e-5, 1e-4, 1e-3
 GRADIENT_FLOOR = 1e-7
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.002  # at ten times as much rounding alone drives two runs of `resnet18` apart, whatever the framework
 POLICIES = (
     "everything", "nothing", "dots", "dots_no_batch", "names:*_out", "ops:conv=store,*=recompute", "segments:sqrt",
 )  # fmt: skip

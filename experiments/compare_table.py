@@ -45,7 +45,7 @@ def mib(size_bytes: int | None) -> str:
     Example:
         >>> from experiments.compare_table import mib
         >>> mib(3 * 2**20), mib(2**16), mib(None)
-        ('3.0', '0.06', '-')
+        ('3.0', '0.062', '-')
     """
     if size_bytes is None:
         return "-"
