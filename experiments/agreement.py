@@ -12,7 +12,9 @@ The tolerances are relative: 1e-5 for losses, 1e-4 for the norm of each gradient
 gradients that are zero in exact arithmetic, such as those of attention's key biases), 1e-3 for losses while training. Where
 a value before a ReLU is so near to zero that rounding decides its sign, a gradient jumps by far more than rounding; such a
 batch says nothing about either framework (PyTorch's own float32 and float64 differ by 1e-3 there), so the batches here are
-ones where none is.
+ones where none is. Training meets such values at every step, and networks with BatchNorm multiply what comes of it: at a rate of
+0.05 PyTorch's float32 and float64 losses of `wrn16_4` are 5e-3 apart after four updates, as far as the two frameworks'. The
+fifty steps of `resnet18` are therefore trained at a low rate.
 """
 
 import json
@@ -39,7 +41,7 @@ from jaxremat import PolicyError
 
 LOSS_TOLERANCE, GRADIENT_TOLERANCE, TRAINING_TOLERANCE = 1e-5, 1e-4, 1e-3
 GRADIENT_FLOOR = 1e-7
-LEARNING_RATE = 0.002  # at ten times as much rounding alone drives two runs of `resnet18` apart, whatever the framework
+TRAINED: dict[str, float] = {"net": 0.05, "resnet18": 1e-4}  # by model, the peak of the schedule: see above
 POLICIES = (
     "everything", "nothing", "dots", "dots_no_batch", "names:*_out", "ops:conv=store,*=recompute", "segments:sqrt",
 )  # fmt: skip
@@ -85,7 +87,7 @@ def reference(model: ModelName) -> Reference:
     labels = random.integers(0, 10, batch).astype(np.int32)
     # Each program runs once: optimizing it would take longer than running it.
     quickly = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
-    state = jax.jit(make_init(network, make_optimizer(LEARNING_RATE, 2), 0), compiler_options=quickly)()
+    state = jax.jit(make_init(network, make_optimizer(1.0, 2), 0), compiler_options=quickly)()
     gradient = jax.jit(jax.value_and_grad(make_loss(network), has_aux=True), compiler_options=quickly)
     (loss, stats), gradients = gradient(state.params, state.batch_stats, images, labels, jax.random.key(0))
     params, batch_stats, stats, gradients = jax.device_get((state.params, state.batch_stats, stats, gradients))
@@ -127,16 +129,16 @@ def _worst(expected: Any, got: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(relative, expected, got)), default=0.0)
 
 
-def train_both(model: ModelName, steps: int, batch_size: int) -> tuple[list[float], list[float]]:
+def train_both(model: ModelName, steps: int, batch_size: int, learning_rate: float) -> tuple[list[float], list[float]]:
     """Returns the losses of `steps` steps on the sample, in order and without augmentation, in JAX and in PyTorch."""
     from experiments import torch_models, torch_training, torch_weights
 
-    network, optimizer = _without_dropout(model), make_optimizer(LEARNING_RATE, steps)
+    network, optimizer = _without_dropout(model), make_optimizer(learning_rate, steps)
     loss = make_loss(network)
     state = jax.jit(make_init(network, optimizer, 0))()
     mirror = torch_models.build(model, dropout=0.0).train()
     torch_weights.load_flax(mirror, jax.device_get(state.params), jax.device_get(state.batch_stats))
-    sgd, rates = torch_training.make_sgd(mirror), torch_training.learning_rates(LEARNING_RATE, steps)
+    sgd, rates = torch_training.make_sgd(mirror), torch_training.learning_rates(learning_rate, steps)
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
@@ -158,7 +160,7 @@ def train_both(model: ModelName, steps: int, batch_size: int) -> tuple[list[floa
 
 def training_figure(model: ModelName, steps: int, batch_size: int) -> Figure:
     """Returns the largest relative difference of the losses while training."""
-    ours, theirs = train_both(model, steps, batch_size)
+    ours, theirs = train_both(model, steps, batch_size, TRAINED[model])
     worst = max(abs(a - b) / abs(a) for a, b in zip(ours, theirs))
     return Figure(model, f"{steps} steps of {batch_size} images: worst loss", worst, TRAINING_TOLERANCE)
 
@@ -202,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             expected = reference(model)
             for policy in config.policies:
                 figures += _shown(compare(expected, policy))
-            if config.steps and model in ("net", "resnet18"):
+            if config.steps and model in TRAINED:
                 figures += _shown([training_figure(model, config.steps, config.batch_size)])
     except (ExperimentError, PolicyError) as error:
         print(f"error: {error}", file=sys.stderr)

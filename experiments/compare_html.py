@@ -18,7 +18,7 @@ PAGE = Template("""<!doctype html>
 <title>Rematerialization in JAX and PyTorch</title>
 <style>
 :root { color-scheme: light; --ink: #1d2329; --faint: #5c6670; --line: #d8dde2; --shade: #f4f6f8; --accent: #0b5cad; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 76rem; margin: 0 auto; padding: 1.5rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 86rem; margin: 0 auto; padding: 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 p.note, figcaption, caption { color: var(--faint); text-align: left; }
 nav a { margin-right: 1rem; color: var(--accent); }

@@ -228,11 +228,16 @@ def test_committed_results_cover_the_matrix():
 
 
 def test_committed_losses_agree_between_the_frameworks():
-    """Three models have no dropout: from equal weights over equal batches their losses are equal but for rounding."""
+    """Three models have no dropout: from equal weights over equal batches their losses are equal but for rounding.
+
+    The first update comes after the second loss. Later ones are not compared: at this rate PyTorch's own float32 and
+    float64 are 5e-3 apart after four updates of `wrn16_4`, as far as the two frameworks are.
+    """
     compared = 0
     for ours, theirs in pairs_of_committed_results():
         if ours.cell.model != "vit":
-            assert theirs.losses == pytest.approx(ours.losses, rel=1e-3), ours.cell
+            assert theirs.losses[:2] == pytest.approx(ours.losses[:2], rel=1e-5), ours.cell
+            assert theirs.losses[2] == pytest.approx(ours.losses[2], rel=1e-3), ours.cell
             compared += 1
     assert compared >= 18
 
