@@ -1,7 +1,8 @@
 """The largest batch that fits, found with few compilations.
 
-A step's memory grows almost linearly with its batch, so two compilations say where it crosses the chip's memory and two
-more close in on it. Where it does not, the search halves the interval, on a logarithmic scale.
+A step's memory grows almost linearly with its batch, so a line through two sizes mostly says where it crosses the chip's
+memory (regula falsi). It has jumps, where a compiler turns to another layout: when the interval does not shrink, it is
+halved, on a logarithmic scale.
 """
 
 import math
@@ -70,16 +71,27 @@ def find_largest_batch(
     fitting, failing = 0, highest + unit
     wanted = dict[int, int | None]()
     batch = start
+    stalls = 0
     while True:
         answer = probe(batch)
+        before = _octaves(fitting, failing, unit)
         wanted[batch] = answer.wanted_bytes
         if answer.fits:
             fitting = batch
         else:
             failing = batch
+        stalls = stalls + 1 if _octaves(fitting, failing, unit) > before / 2 else 0
         if fitting == highest or failing - fitting <= _step(fitting, unit) or len(wanted) == most_probes:
             return Found(fitting, fitting == highest, len(wanted))
-        batch = _next(wanted, fitting, failing, highest, unit, memory_bytes)
+        crossing = None if stalls > 2 else _crossing(wanted, fitting, failing, memory_bytes)
+        if crossing is None:
+            crossing = math.sqrt(max(fitting, unit) * failing)
+            stalls = 0
+        batch = highest if failing > highest and crossing >= highest else _beside(crossing, fitting, failing, unit)
+
+
+def _octaves(fitting: int, failing: int, unit: int) -> float:
+    return math.log2(failing / max(fitting, unit))
 
 
 def _step(batch: int, unit: int) -> int:
@@ -87,14 +99,18 @@ def _step(batch: int, unit: int) -> int:
     return unit * max(1, 2 ** ((max(batch, 1) // unit).bit_length() - 1) // _STEPS_PER_DOUBLING)
 
 
-def _next(wanted: dict[int, int | None], fitting: int, failing: int, highest: int, unit: int, memory_bytes: int) -> int:
-    """Returns a batch strictly between the largest that fits and the smallest that does not."""
-    crossing = _crossing(wanted, memory_bytes)
-    if crossing is None or len(wanted) > MOST_PROBES // 2:
-        crossing = math.sqrt(max(fitting, unit) * failing)
-    if failing > highest and crossing >= highest:
-        return highest
-    # Just below the crossing, then just above it, encloses it by one step.
+def _crossing(wanted: dict[int, int | None], fitting: int, failing: int, memory_bytes: int) -> float | None:
+    """Returns where a line through the sizes on both sides crosses the memory; or through one size and the origin."""
+    low, high = wanted.get(fitting), wanted.get(failing)
+    if low and high:
+        return fitting + (memory_bytes - low) * (failing - fitting) / (high - low) if high > low else None
+    if low:
+        return fitting * memory_bytes / low
+    return failing * memory_bytes / high if high else None
+
+
+def _beside(crossing: float, fitting: int, failing: int, unit: int) -> int:
+    """Returns a batch between the two, just below the crossing, or just above it where that is known to fit."""
     step = _step(round(crossing), unit)
     below = int(crossing // step) * step
     choice = below if below > fitting else below + step if below == fitting else fitting + _step(fitting, unit)
@@ -104,15 +120,3 @@ def _next(wanted: dict[int, int | None], fitting: int, failing: int, highest: in
     if not fitting < choice < failing:
         choice = (fitting + failing) // 2 // unit * unit
     return max(choice, fitting + unit)
-
-
-def _crossing(wanted: dict[int, int | None], memory_bytes: int) -> float | None:
-    """Returns the batch at which a line through two known sizes crosses the memory, or through one and the origin."""
-    known = sorted((abs(size - memory_bytes), batch, size) for batch, size in wanted.items() if size)
-    if not known:
-        return None
-    (_, batch, size), (_, other, other_size) = known[0], known[1] if len(known) > 1 else (0, 0, 0)
-    slope = (size - other_size) / (batch - other)
-    if slope <= 0:
-        return None
-    return max(1.0, batch + (memory_bytes - size) / slope)
