@@ -121,8 +121,9 @@ def compile_only(config: Config, options: DryRun, console: Console) -> int:
     """
     rows = dry_run.run(config, options, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
     out = Console()
-    # A file or a pipe has no width: there the table takes what it needs.
-    out.print(dry_run_report.table(config, rows), width=None if out.is_terminal else 200)
+    # Narrower it would lose figures; a file or a pipe has no width of its own.
+    out = Console(width=max(out.width, 120 if out.is_terminal else 200))
+    out.print(dry_run_report.table(config, rows))
     print(dry_run_report.to_json(config, rows), flush=True)
     if all(row.peak_bytes is None for row in rows):
         raise ExperimentError(dry_run_report.no_figures(rows))

@@ -56,6 +56,8 @@ class Row:
         regions: where the policy is applied: round the whole loss (net) or to each block.
         residual_bytes: kept for the backward pass of the whole batch, from the trace.
         peak_bytes: of the whole step on one chip, from the compiler; where it ran out of memory, what it wanted.
+        temp_bytes: the part of it that is neither arguments nor results, as the compiler allots it; on TPUs, which
+            leave gaps, it can be more than the peak has room for.
         fits: the peak is within the chip's memory.
         memory_bytes: of one chip.
         flops: of the whole step and batch, counted from the trace; None with loops of unknown length.
@@ -71,6 +73,7 @@ class Row:
     regions: policies.Regions | None = None
     residual_bytes: int | None = None
     peak_bytes: int | None = None
+    temp_bytes: int | None = None
     fits: bool | None = None
     memory_bytes: int | None = None
     flops: int | None = None
@@ -217,7 +220,12 @@ class _Compiler:
             fits = None if error.wanted_bytes is None else False
             return {"peak_bytes": error.wanted_bytes, "fits": fits, "problem": str(error)}
         self._say(f"{where}: {cost.peak_bytes / 2**20:,.1f} MiB, compiled in {cost.compile_seconds:.1f} s")
-        return {"peak_bytes": cost.peak_bytes, "fits": cost.fits, "compile_seconds": cost.compile_seconds}
+        return {
+            "peak_bytes": cost.peak_bytes,
+            "temp_bytes": cost.temp_bytes,
+            "fits": cost.fits,
+            "compile_seconds": cost.compile_seconds,
+        }
 
     def _largest_batch(self, row: Row, config: Config, target: jaxremat.Target) -> dict[str, Any]:
         if row.fits is None or row.memory_bytes is None:

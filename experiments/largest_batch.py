@@ -63,7 +63,7 @@ def find_largest_batch(
         >>> def probe(batch):
         ...     return Probe(100 + 7 * batch <= 8000, 100 + 7 * batch)
         >>> find_largest_batch(probe, start=64, unit=1, limit=50_000, memory_bytes=8000)
-        Found(batch_size=1120, is_limit=False, probes=4)
+        Found(batch_size=1120, is_limit=False, probes=5)
     """
     if start % unit or not unit <= start <= limit:
         raise ValueError(f"start must be a multiple of {unit}, from {unit} to {limit}; got {start}.")
