@@ -3,27 +3,37 @@
     python -m experiments.cifar --policy dots
     python -m experiments.cifar --policy nothing --model resnet18 --data sample --epochs 1
     python -m experiments.cifar --policy names:conv_out --checkpoint-dir ckpt --out results.jsonl
+    python -m experiments.cifar --policy nothing,dots,segments:sqrt --target h100,v5e --dry-run --plot cost.png
 
-Progress goes to standard error; standard output gets a table and, as its last line, the run's record as JSON. The exit
-status is 0, or 2 with one message on standard error when something asked for cannot be done.
+Progress goes to standard error; standard output gets a table and, as its last line, the run's record (of a dry run, all
+figures) as JSON. The exit status is 0, or 2 with one message on standard error when something asked for cannot be done.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import tyro
 from rich.console import Console
 
-from experiments import checkpoints, data, devices, loop, progress, records, report
+from experiments import checkpoints, data, devices, dry_run, dry_run_report, loop, progress, records, report
 from experiments.config import Config, check
+from experiments.dry_run import DryRun
 from experiments.errors import ExperimentError
 from experiments.program import build_program
 from experiments.records import Record
 from experiments.training import TrainState
-from jaxremat import PolicyError
+from jaxremat import PolicyError, TargetError
+
+
+@dataclass(frozen=True)
+class Command:
+    """Train a network on CIFAR-10 under a rematerialization policy and say what that keeps and costs."""
+
+    training: Config = field(default_factory=Config)
+    dry: DryRun = field(default_factory=DryRun)
 
 
 @dataclass(frozen=True)
@@ -98,10 +108,39 @@ def train(config: Config, console: Console) -> Trained:
     return Trained(state, record)
 
 
+def compile_only(config: Config, options: DryRun, console: Console) -> int:
+    """Prints what the policies cost on the targets, draws them if asked to, and returns the exit status.
+
+    Args:
+        config: the run; its policy may name several.
+        options: the targets, and what to find out.
+        console: where progress is shown.
+
+    Raises:
+        ExperimentError, PolicyError, TargetError: as `dry_run.run`; or there are no figures to show.
+    """
+    rows = dry_run.run(config, options, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+    out = Console()
+    # Narrower it would lose figures; a file or a pipe has no width of its own.
+    out = Console(width=max(out.width, 120 if out.is_terminal else 200))
+    out.print(dry_run_report.table(config, rows))
+    print(dry_run_report.to_json(config, rows), flush=True)
+    if all(row.peak_bytes is None for row in rows):
+        raise ExperimentError(dry_run_report.no_figures(rows))
+    if options.plot is not None:
+        dry_run_report.draw(rows, options.plot)
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, 2 for what cannot be done, 130 when interrupted."""
-    config = tyro.cli(Config, prog="python -m experiments.cifar", args=argv)
+    plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    command = tyro.cli(Command, prog="python -m experiments.cifar", args=argv, config=plain)
+    config = command.training
     try:
+        dry_run.check_options(command.dry)
+        if command.dry.dry_run:
+            return compile_only(config, command.dry, Console(stderr=True))
         record = train(config, Console(stderr=True)).record
         if record is not None:
             Console().print(report.summary(record))
@@ -111,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PolicyError as error:
         print(f"error: {error}{_hint(config)}", file=sys.stderr)
         return 2
-    except ExperimentError as error:
+    except (ExperimentError, TargetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except jax.errors.JaxRuntimeError as error:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jaxremat
 from experiments.errors import ExperimentError
 from experiments.models import ModelName
+from experiments.policies import split_policies
 
 # Fields that decide the run's parameters, or what its record says of them: a checkpoint belongs to one choice of them.
 # The rest may change between a run and its resumption.
@@ -22,7 +23,7 @@ class Config:
 
     policy: str = "everything"
     """What the backward pass finds stored, for example everything, nothing, dots, names:conv_out, ops:conv=store,*=recompute
-    or segments:sqrt. An unknown spelling prints the grammar."""
+    or segments:sqrt. An unknown spelling prints the grammar. Several, with commas between, with --dry-run."""
     model: ModelName = "net"
     """The network; experiments/models.py lists its modules and tags."""
     epochs: int = 10
@@ -71,6 +72,12 @@ def check(config: Config) -> None:
         ExperimentError: a number out of range, or an incomplete description of several processes.
         PolicyError: the policy is not a spelling of one.
     """
+    several = split_policies(config.policy)
+    if len(several) > 1:
+        raise ExperimentError(
+            f"--policy takes one policy to train with, and several only with --dry-run; got {len(several)}: "
+            f"{' and '.join(map(str, several))}."
+        )
     jaxremat.parse(config.policy)
     for field, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(config, field) < least:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import Config
 from experiments.errors import ExperimentError
@@ -13,12 +13,12 @@ from experiments.errors import ExperimentError
 
 @dataclass(frozen=True)
 class Devices:
-    """All devices of all processes, in one mesh with the axis `data`.
+    """All devices of all processes, in one mesh with the axis `data`; an abstract mesh stands for devices that are not here.
 
     `whole` lays an array out as a copy on every device, `split` divides its first axis over them.
     """
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
 
     @property
     def count(self) -> int:
@@ -69,6 +69,11 @@ def all_devices() -> Devices:
     return Devices(Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,)))
 
 
+def absent_devices(count: int) -> Devices:
+    """Returns so many devices that are not here, laid out as `all_devices` does, for programs that are only compiled."""
+    return Devices(AbstractMesh((count,), ("data",), axis_types=(AxisType.Auto,)))
+
+
 def check_batch(batch_size: int, devices: Devices, training_images: int) -> None:
     """Refuses a batch that cannot be divided or filled.
 
@@ -90,7 +95,7 @@ def check_batch(batch_size: int, devices: Devices, training_images: int) -> None
 
 def describe_devices(devices: Devices) -> dict[str, Any]:
     """Returns platform, kind and numbers of devices and processes, ready for `json.dumps`."""
-    first = devices.mesh.devices.flat[0]
+    first = jax.devices()[0]
     return {
         "platform": first.platform,
         "kind": first.device_kind,

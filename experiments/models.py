@@ -128,6 +128,15 @@ def _conv(features: int, size: int, stride: int, dtype: Dtype, name: str) -> nn.
     )
 
 
+def _global_pool(x: jax.Array) -> jax.Array:
+    """Returns the mean over all positions, (batch, height, width, channels) -> (batch, channels).
+
+    The barrier keeps the normalisation before it out of the sum: XLA:CPU hands sums to a library that rounds a fused
+    normalisation otherwise, and whether it fuses depends on what else reads the values, so on the policy.
+    """
+    return jax.lax.optimization_barrier(x).mean(axis=(1, 2))
+
+
 def _batch_norm(train: bool, dtype: Dtype, name: str, **options: Any) -> nn.BatchNorm:
     return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name, **options)
 
@@ -183,7 +192,7 @@ class ResNet18(nn.Module):
         for stage, features in enumerate((64, 128, 256, 512), start=1):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
                 x = block(features, stride, self.dtype, name=f"stage{stage}_block{i}")(x, train)
-        x = name(x.mean(axis=(1, 2)), "pool_out")
+        x = name(_global_pool(x), "pool_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
 
 
@@ -223,7 +232,7 @@ class WideResNet16x4(nn.Module):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
                 x = block(features, stride, self.dtype, name=f"stage{stage}_block{i}")(x, train)
         x = name(nn.relu(name(_batch_norm(train, self.dtype, "bn")(x), "bn_out")), "relu_out")
-        x = name(x.mean(axis=(1, 2)), "pool_out")
+        x = name(_global_pool(x), "pool_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
 
 

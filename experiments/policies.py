@@ -12,6 +12,51 @@ from jaxremat.policy import Nothing
 
 Regions = Literal["net", "block"]
 
+# What begins a policy, in a list of them. A test holds that these are all that the grammar knows.
+KINDS = ("names", "ops", "paths", "segments", "values", "offload", "budget")
+# Those whose argument is itself a list.
+_LISTS = ("names", "ops", "paths", "values")
+
+
+def split_policies(text: str) -> list[jaxremat.Policy]:
+    """Returns the policies of a list such as `dots,names:a,b,segments:sqrt`, each once.
+
+    A comma ends a policy only where the next item begins one: with a kind and a colon, or as a policy without argument.
+    Another item belongs to the list before it, if there is one. So a tag that is spelt like a policy (`dots`) must come
+    first in its list.
+
+    Raises:
+        PolicyError: an item is no policy and no part of one.
+
+    Example:
+        >>> from experiments.policies import split_policies
+        >>> [str(policy) for policy in split_policies("dots,names:a,b,segments:sqrt")]
+        ['dots', 'names:a,b', 'segments:sqrt']
+    """
+    spellings = list[str]()
+    for item in text.split(","):
+        if spellings and not _begins_a_policy(item) and _takes_more(spellings[-1]):
+            spellings[-1] += f",{item}"
+        else:
+            spellings.append(item)
+    return list(dict.fromkeys(map(jaxremat.parse, spellings)))
+
+
+def _begins_a_policy(item: str) -> bool:
+    first = item.partition("+")[0].strip()
+    kind, colon, _ = first.partition(":")
+    if colon:
+        return kind in KINDS
+    try:
+        return bool(jaxremat.parse(first))
+    except jaxremat.PolicyError:
+        return False
+
+
+def _takes_more(spelling: str) -> bool:
+    last = spelling.rpartition("+")[2].strip()
+    return last.removeprefix("offload:").partition(":")[0] in _LISTS
+
 
 def resolve_regions(policy: jaxremat.Policy, asked: Literal["auto", "net", "block"]) -> Regions:
     """Returns where to apply `policy`.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 import jaxremat
 from experiments import policies
@@ -54,8 +55,28 @@ class Program:
     compiled_temp_bytes: int | None
 
 
-def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program:
-    """Compiles the run's functions and moves the data set to the devices.
+@dataclass(frozen=True)
+class Parts:
+    """A run's functions and the shapes that they take, before anything is compiled.
+
+    `jit_step(compiler_options)` is the step as training runs it, the state donated; it takes `state`, `training` and
+    `order`. All shapes carry their layout over the devices.
+    """
+
+    policy: jaxremat.Policy
+    regions: policies.Regions
+    model: nn.Module
+    dtype: Any
+    loss: Loss
+    init: Callable[[], TrainState]
+    jit_step: Callable[[dict[str, str] | None], Any]
+    state: TrainState
+    training: Images
+    order: jax.ShapeDtypeStruct
+
+
+def describe(config: Config, training_images: int, classes: int, devices: Devices) -> Parts:
+    """Returns a run's functions and shapes. Nothing is computed, and the devices need not be there.
 
     Raises:
         PolicyError: the policy cannot be applied to this model.
@@ -65,11 +86,11 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
     dtype = jnp.dtype(config.precision)
     model = build(
         config.model,
-        classes=len(dataset.classes),
+        classes=classes,
         dtype=dtype,
         wrap_block=policies.block_wrapper(policy, regions),
     )
-    steps_per_epoch = len(dataset.train_labels) // config.batch_size
+    steps_per_epoch = training_images // config.batch_size
     optimizer = make_optimizer(config.learning_rate, config.epochs * steps_per_epoch)
     loss = policies.wrap_loss(make_loss(model), policy, regions)
     step = make_step(
@@ -80,20 +101,43 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
         dtype=dtype,
         split=devices.split,
     )
+
+    def jit_step(compiler_options: dict[str, str] | None) -> Any:
+        return jax.jit(step, donate_argnums=0, out_shardings=devices.whole, compiler_options=compiler_options)
+
+    def shape(dims: tuple[int, ...], dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=devices.whole)
+
+    init = make_init(model, optimizer, config.seed)
+    return Parts(
+        policy=policy,
+        regions=regions,
+        model=model,
+        dtype=dtype,
+        loss=loss,
+        init=init,
+        jit_step=jit_step,
+        state=jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), jax.eval_shape(init)),
+        training=Images(shape((training_images, 32, 32, 3), jnp.uint8), shape((training_images,), jnp.int32)),
+        order=shape((steps_per_epoch, config.batch_size), jnp.int32),
+    )
+
+
+def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program:
+    """Compiles the run's functions and moves the data set to the devices.
+
+    Raises:
+        PolicyError: the policy cannot be applied to this model.
+    """
+    parts = describe(config, len(dataset.train_labels), len(dataset.classes), devices)
+    model, dtype, state = parts.model, parts.dtype, parts.state
     training = to_devices(dataset.train_images, dataset.train_labels, devices)
     test = to_devices(dataset.test_images, dataset.test_labels, devices)
     test_batch = -(-min(TEST_BATCH, len(dataset.test_labels)) // devices.count) * devices.count
 
     whole = devices.whole
-    init = jax.jit(make_init(model, optimizer, config.seed), out_shardings=whole, compiler_options=_options_of_init())
-    state = jax.eval_shape(init)
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), state)
-    order = jax.ShapeDtypeStruct((steps_per_epoch, config.batch_size), jnp.int32, sharding=whole)
-    compiled_step = (
-        jax.jit(step, donate_argnums=0, out_shardings=whole, compiler_options=step_options())
-        .lower(state, training, order)
-        .compile()
-    )
+    init = jax.jit(parts.init, out_shardings=whole, compiler_options=_options_of_init())
+    compiled_step = parts.jit_step(step_options()).lower(state, training, parts.order).compile()
     count_correct = (
         jax.jit(make_count_correct(model, batch_size=test_batch, dtype=dtype, split=devices.split), out_shardings=whole)
         .lower(state.params, state.batch_stats, test, jax.ShapeDtypeStruct((), jnp.int32))
@@ -101,9 +145,9 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
     )
     memory = compiled_step.memory_analysis()
     return Program(
-        policy=policy,
-        regions=regions,
-        steps_per_epoch=steps_per_epoch,
+        policy=parts.policy,
+        regions=parts.regions,
+        steps_per_epoch=parts.order.shape[0],
         test_batch=test_batch,
         training=training,
         test=test,
@@ -112,19 +156,19 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
         count_correct=count_correct,
         sound=jax.jit(is_sound, out_shardings=whole),
         copy=jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=whole),
-        residual_bytes=residual_bytes(loss, state, config.batch_size, dtype),
+        residual_bytes=residual_bytes(parts.loss, state, config.batch_size, dtype),
         compiled_temp_bytes=None if memory is None else int(memory.temp_size_in_bytes),
     )
 
 
-def step_options() -> dict[str, bool | int | float | str]:
+def step_options() -> dict[str, str]:
     """Returns the options to compile a training step with on the default backend.
 
     Beside what keeps rematerialization: on an x86 CPU no fused multiply-add. XLA contracts a product and a sum into one
     rounding where both stand in one fusion, so that the last bit of a gradient depends on what was fused with what, and
     that on the policy. Without it every policy trains the same network to the bit, which a comparison of policies needs.
     """
-    options: dict[str, bool | int | float | str] = dict(jaxremat.compiler_options())
+    options = dict(jaxremat.compiler_options())
     if jax.default_backend() == "cpu" and platform.machine() in ("x86_64", "AMD64"):
         options["xla_cpu_max_isa"] = "AVX"
     return options

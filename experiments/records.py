@@ -85,8 +85,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def require_appendable(path: str) -> None:
-    """Makes sure, before hours of training, that a record can be appended to `path`.
+def require_appendable(path: str, option: str = "--out") -> None:
+    """Makes sure, before hours of work, that `path`, which `option` named, can be written to.
 
     Raises:
         ExperimentError: it cannot.
@@ -98,7 +98,7 @@ def require_appendable(path: str) -> None:
             pass
     except OSError as error:
         raise ExperimentError(
-            f"--out must name a file that can be written; {path}: {error.strerror or error}."
+            f"{option} must name a file that can be written; {path}: {error.strerror or error}."
         ) from error
     if not existed:
         target.unlink(missing_ok=True)

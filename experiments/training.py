@@ -118,10 +118,9 @@ def make_step(
     The order has shape (steps, batch): row `step % steps` holds the indices of the step's images, so that a step takes
     nothing from the host. Random numbers follow from the seed and the step alone: a resumed run repeats them.
     """
-    key_of_run = jax.random.key(seed)
 
     def step(state: TrainState, data: Images, order: jax.Array) -> tuple[TrainState, jax.Array]:
-        key = jax.random.fold_in(jax.random.fold_in(key_of_run, 1), state.step)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
         key_augment, key_dropout = jax.random.split(key)
         index = jax.lax.with_sharding_constraint(order[state.step % order.shape[0]], split)
         images, labels = data.images[index], data.labels[index]

@@ -129,6 +129,12 @@ class Worker:
         with self._lock:
             self._stop()
 
+    def kill(self) -> None:
+        """Ends the process at once, also while another thread waits for its answer, which then gets a `CompileError`."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._stop()
@@ -177,7 +183,7 @@ def _worker(kind: str, pid: int) -> Worker:
 
     def stop() -> None:
         if os.getpid() == pid:  # a forked process that exits runs this, too
-            made.stop()
+            made.kill()
 
     atexit.register(stop)
     return made

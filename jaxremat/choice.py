@@ -114,20 +114,32 @@ def _walk(graph: Graph, marks: Mapping[Var, Mark], small: bool) -> tuple[dict[Va
     return kept, frozenset(recomputed)
 
 
+# Equations that round each element by itself, the same way wherever a compiler puts them, or do not round at all.
+_EXACT_NAMES = """
+    abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
+    custom_jvp_call div eq expand_dims floor gather ge gt integer_pow iota is_finite le lt max min mul name ne neg not or pad
+    population_count random_clone random_fold_in random_seed random_split random_unwrap random_wrap rem reshape rev round
+    select_n shift_left shift_right_arithmetic shift_right_logical sign slice sqrt square squeeze stop_gradient sub transpose
+    xor"""
+_EXACT = frozenset(_EXACT_NAMES.split())
+
+
 def _cheap(graph: Graph) -> frozenset[Var]:
     """Small values made from large ones, such as sums over a batch, that drag no large one into the forward pass.
 
     What is computed from small values alone is recomputed from them: that costs nothing, and a compiler that fuses it
-    with its reader rounds as it would without rematerialization.
+    with its reader rounds as it would without rematerialization. Sums and approximated functions (`exp`, `rsqrt`) are the
+    exception: compilers round them one way in a vector and another way alone, so they are taken from the forward pass.
     """
     cheap = set[Var]()
     for value in graph.values:
         if not 0 < value.size_bytes <= graph.small_bytes or graph.root(value.var) is not value.var:
             continue
         made = [v for v in value.eqn.invars if isinstance(v, Var) and v in graph.maker]
-        reduces = any(graph.value_of[v].size_bytes > graph.small_bytes for v in made)
+        worth = any(graph.value_of[v].size_bytes > graph.small_bytes for v in made)
+        worth |= value.eqn.primitive.name not in _EXACT
         in_forward_pass = value.index in graph.primal or all(graph.maker[v] in graph.primal for v in made)
-        if reduces and in_forward_pass:
+        if worth and in_forward_pass:
             cheap.add(value.var)
     return frozenset(cheap)
 

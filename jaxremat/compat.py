@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax._src import ad_util as _ad_util  # zeros_like_aval: 0.10.2, 0.12.0
 from jax._src import compiler as _compiler
-from jax._src import config as _config  # trace_context: 0.10.2, 0.12.0
+from jax._src import config as _config  # trace_context, remat3: 0.10.2, 0.12.0
 from jax._src import source_info_util as _source  # NameStack, Scope, user_context, user_frame: 0.10.2, 0.12.0
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
@@ -161,7 +161,7 @@ def call(program: ClosedJaxpr, name: str, args: Sequence[Any]) -> list[Any]:
     All parameters but the program and its name are those that JAX itself gives to a jitted function here and now, each
     repeated for every argument and result. Under `jax_remat3` tags are primitives that only a trace can lower.
     """
-    if jax.config.jax_remat3:
+    if _config.remat3.value:
 
         def traced(*args: Any) -> list[Any]:
             return as_function(program)(*args)

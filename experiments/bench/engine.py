@@ -5,12 +5,14 @@
 
 Three tables: the time to trace and rewrite the gradient of a ResNet-50 under a policy, over the time in which JAX alone traces
 it; the time for a function of thousands of equations; and, unless `--no-chain`, the memory and the arithmetic that the
-compiler of this machine needs for the gradient of 16 x [convolution 3x3 32 -> 32, batch norm, ReLU] at batch 64, 32x32.
+compiler of this machine needs for the gradient of 16 x [convolution 3x3 32 -> 32, batch norm, ReLU] at batch 64, 32x32,
+with the step time of `everything` over that of no remat.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -21,7 +23,9 @@ import tyro
 from rich.table import Table
 
 import jaxremat
+from experiments import chain
 from experiments.bench import output
+from jaxremat.hlo import conv_and_dot_counts
 
 POLICIES = ("dots", "nothing", "segments:sqrt", "ops:conv=store,batch_norm=recompute,relu=recompute")
 
@@ -116,31 +120,51 @@ def long_seconds(equations: int) -> float:
     return trace_seconds(jaxremat.remat(long, "segments:sqrt"), (jnp.ones(8),), False, 1)
 
 
-def chain_loss(kernels: list[jax.Array], x: jax.Array) -> jax.Array:
-    """Returns the mean square of what the chain makes of x of shape (batch, height, width, 32)."""
-    for kernel in kernels:
-        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        x = (x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2)) + 1e-5)
-        x = jax.nn.relu(x)
-    return (x**2).mean()
+def chain_programs() -> dict[str, Any]:
+    """Returns the compiled gradient of the chain for no remat, and for every policy over the whole and per block."""
 
-
-def chain_costs() -> dict[str, dict[str, float]]:
-    """Returns for no remat and every policy the temp bytes and GFLOP of the compiled gradient of the chain."""
-    kernels = [jax.ShapeDtypeStruct((3, 3, 32, 32), jnp.float32)] * 16
-    args = kernels, jax.ShapeDtypeStruct((64, 32, 32, 32), jnp.float32)
-    losses = {"no remat": chain_loss} | {
-        policy: jaxremat.remat(chain_loss, policy)
-        for policy in ("everything", "nothing", "segments:sqrt", "ops:conv=store,*=recompute")
-    }
-    costs = dict[str, dict[str, float]]()
-    for name, loss in losses.items():
+    def compiled(loss: Callable[..., Any]) -> Any:
         step = jax.jit(jax.value_and_grad(loss), compiler_options=jaxremat.compiler_options())
-        compiled = step.lower(*args).compile()
-        flops = (compiled.cost_analysis() or {}).get("flops")
-        memory = compiled.memory_analysis()
-        costs[name] = {"temp_bytes": memory.temp_size_in_bytes, "gflop": flops and flops / 1e9}
-    return costs
+        return step.lower(*chain.arguments()).compile()
+
+    whole = ("everything", "ops:conv=store,*=recompute", f"values:{_every(2)}", f"values:{_every(3)}", "segments:sqrt")
+    losses = {"no remat": chain.loss} | {policy: jaxremat.remat(chain.loss, policy) for policy in whole}
+    losses["nothing per block"] = partial(chain.loss, remat_block=lambda f: jaxremat.remat(f, "nothing"))
+    losses["jax.checkpoint per block"] = partial(chain.loss, remat_block=jax.checkpoint)
+    return {name: compiled(loss) for name, loss in losses.items()}
+
+
+def _every(step: int) -> str:
+    """Returns the positions of every `step`-th convolution's output among the forward values of the chain."""
+    rows = jaxremat.residuals(chain.loss, *chain.arguments()).rows
+    return ",".join(str(row.position) for row in [r for r in rows if r.op == "conv"][step - 1 :: step])
+
+
+def chain_costs(programs: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns temp bytes, GFLOP and convolutions of each program, by the compiler."""
+    return {
+        name: {
+            "temp_bytes": program.memory_analysis().temp_size_in_bytes,
+            "gflop": program.cost_analysis()["flops"] / 1e9,
+            "convolutions": conv_and_dot_counts(program.as_text()).convolutions,
+        }
+        for name, program in programs.items()
+    }
+
+
+def step_ratio(plain: Any, other: Any, turns: int) -> float:
+    """Returns the median over interleaved turns of the time of one program over that of another."""
+    kernels = chain.init()
+    x = jax.random.normal(jax.random.key(1), (chain.BATCH, chain.SIZE, chain.SIZE, chain.CHANNELS))
+
+    def seconds(program: Any) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(program(kernels, x))
+        return time.perf_counter() - start
+
+    for program in (plain, other):  # the first run allocates
+        seconds(program)
+    return median(seconds(other) / seconds(plain) for _ in range(turns))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -151,9 +175,17 @@ def main(argv: Sequence[str]) -> int:
     for policy, ratio in ratios.items():
         table.add_row("ResNet-50, trace and rewrite over JAX's trace", policy, f"{ratio:.2f}")
     table.add_row(f"{options.equations} equations, trace and rewrite", "segments:sqrt", f"{seconds:.1f} s")
-    costs = chain_costs() if options.chain else {}
-    for policy, cost in costs.items():
-        gflop = "" if cost["gflop"] is None else f", {cost['gflop']:.1f} GFLOP"
-        table.add_row("chain of 16 blocks, compiled", policy, f"{cost['temp_bytes'] / 2**20:.0f} MiB temp{gflop}")
-    output.show(table, {"trace_ratios": ratios, "long_seconds": seconds, "chain": costs})
+    figures: dict[str, Any] = {"trace_ratios": ratios, "long_seconds": seconds}
+    if options.chain:
+        programs = chain_programs()
+        figures["chain"] = chain_costs(programs)
+        for policy, cost in figures["chain"].items():
+            mebibytes, counts = (
+                cost["temp_bytes"] / 2**20,
+                f"{cost['convolutions']} convolutions, {cost['gflop']:.1f} GFLOP",
+            )
+            table.add_row("chain of 16 blocks, compiled", policy, f"{mebibytes:.0f} MiB temp, {counts}")
+        figures["step_ratio"] = step_ratio(programs["no remat"], programs["everything"], 5 * options.turns)
+        table.add_row("chain of 16 blocks, step time over no remat", "everything", f"{figures['step_ratio']:.3f}")
+    output.show(table, figures)
     return 0

@@ -1,0 +1,276 @@
+"""`python -m experiments.cifar --dry-run`: what each policy would cost on each chip, compiled and not run.
+
+    python -m experiments.cifar --model resnet18 --batch-size 512 --policy nothing,dots,segments:sqrt \\
+        --target h100,v5e --dry-run --plot cost.png
+
+The step is the one that training runs: parameters, optimizer state, statistics and the whole training set on the device,
+the state donated. No data set is read, and no accelerator is opened unless `local` is among the targets.
+"""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jaxremat
+from experiments import devices, policies, program, records, sample
+from experiments.cifar_files import CLASSES, TRAIN_FILES
+from experiments.config import Config, check
+from experiments.errors import ExperimentError
+from experiments.largest_batch import Probe, find_largest_batch
+from experiments.plots import FORMATS
+from jaxremat.flops import count_flops
+from jaxremat.policy import Everything
+
+_FULL = sum(file.records for file in TRAIN_FILES)
+TRAINING_IMAGES = {"auto": _FULL, "cifar10": _FULL, "sample": sample.TRAIN.records}
+# What has no meaning where nothing is trained: refused, not ignored.
+_TRAINING_ONLY = ("data_dir", "checkpoint_dir", "out", "max_steps", "coordinator", "num_processes", "process_id")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Compiling instead of training."""
+
+    dry_run: bool = False
+    """Train nothing: print what each of several policies (--policy dots,nothing,segments:sqrt) costs on each target."""
+    target: str | None = None
+    """Chips to compile for, attached or not, such as h100,v5e or h100:4 (default: local). With --dry-run."""
+    largest_batch: bool = False
+    """Find the largest batch that fits, per policy and target. With --dry-run."""
+    plot: str | None = None
+    """Draw peak against recomputation to this file, .svg or .png. With --dry-run."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one policy costs on one target, or why that is not known.
+
+    Attributes:
+        target: the chip, or chips.
+        policy: its spelling; None in the one row of a target that nothing here compiles for.
+        regions: where the policy is applied: round the whole loss (net) or to each block.
+        residual_bytes: kept for the backward pass of the whole batch, from the trace.
+        peak_bytes: of the whole step on one chip, from the compiler; where it ran out of memory, what it wanted.
+        temp_bytes: the part of it that is neither arguments nor results, as the compiler allots it; on TPUs, which
+            leave gaps, it can be more than the peak has room for.
+        fits: the peak is within the chip's memory.
+        memory_bytes: of one chip.
+        flops: of the whole step and batch, counted from the trace; None with loops of unknown length.
+        recomputed_flops: how many more than without rematerialization.
+        compile_seconds: that the compiler took, today or when the figures were kept; None where it failed.
+        largest_batch: that fits, where asked for and found; 0 where none does.
+        largest_batch_is_limit: it is as large as the training set allows.
+        problem: why figures are missing, and what to do.
+    """
+
+    target: str
+    policy: str | None
+    regions: policies.Regions | None = None
+    residual_bytes: int | None = None
+    peak_bytes: int | None = None
+    temp_bytes: int | None = None
+    fits: bool | None = None
+    memory_bytes: int | None = None
+    flops: int | None = None
+    recomputed_flops: int | None = None
+    compile_seconds: float | None = None
+    largest_batch: int | None = None
+    largest_batch_is_limit: bool = False
+    problem: str | None = None
+
+
+def check_options(options: DryRun) -> None:
+    """Refuses options that only a dry run heeds where none is asked for, and a picture that cannot be written.
+
+    Raises:
+        ExperimentError: naming the option.
+    """
+    if not options.dry_run:
+        given = [field.name for field in dataclasses.fields(options) if getattr(options, field.name)]
+        if given:
+            raise ExperimentError(
+                f"--{given[0].replace('_', '-')} needs --dry-run: training compiles for its own devices."
+            )
+    if options.plot is not None:
+        if not options.plot.endswith(FORMATS):
+            raise ExperimentError(f"--plot must name a file that ends in {' or '.join(FORMATS)}; got {options.plot!r}.")
+        records.require_appendable(options.plot, "--plot")
+
+
+def run(config: Config, options: DryRun, say: Say) -> list[Row]:
+    """Compiles the training step for every policy and target; the first row of each target is without rematerialization.
+
+    Args:
+        config: the run; `policy` may name several.
+        options: the targets, and what to find out.
+        say: gets a line of progress for each compilation.
+
+    Returns:
+        The rows, targets in the order asked for. What a compiler refuses, or a compiler that is not installed, is a
+        row with its `problem`.
+
+    Raises:
+        ExperimentError: an option or number that no run can have.
+        PolicyError: a policy that is none, or that cannot be applied to the model.
+        TargetError: a target that does not exist.
+    """
+    check_options(options)
+    for name in _TRAINING_ONLY:
+        if getattr(config, name) is not None:
+            raise ExperimentError(f"--{name.replace('_', '-')} belongs to training and has no meaning with --dry-run.")
+    chosen = dict.fromkeys([Everything(), *policies.split_policies(config.policy)])
+    configs = [dataclasses.replace(config, policy=str(policy)) for policy in chosen]
+    check(configs[0])
+    targets = [jaxremat.targets()[name] for name in _names(options.target)]
+    images = TRAINING_IMAGES[config.data]
+    for target in targets:
+        if target.available:
+            _check_batch(config.batch_size, target, images)
+    compiler = _Compiler(images, say)
+    plain = [compiler.traced_row(each) for each in configs]
+    rows = list[list[Row]]()
+    work = dict[str, list[Callable[[], None]]]()
+    for target in targets:
+        if not target.available:
+            rows.append([Row(target.name, None, memory_bytes=target.memory_bytes, problem=_remedy(target))])
+            continue
+        mine = [
+            dataclasses.replace(
+                row,
+                target=target.name,
+                memory_bytes=target.memory_bytes,
+                recomputed_flops=None if row.flops is None or plain[0].flops is None else row.flops - plain[0].flops,
+            )
+            for row in plain
+        ]
+        rows.append(mine)
+        for i, each in enumerate(configs):
+
+            def complete(mine: list[Row] = mine, i: int = i, each: Config = each, target: jaxremat.Target = target):
+                mine[i] = compiler.complete(mine[i], each, target, options.largest_batch)
+
+            work.setdefault(target.kind, []).append(complete)
+    # Each kind has a compiler process of its own, and some take a minute where others take seconds.
+    run_queues(list(work.values()))
+    return [row for of_target in rows for row in of_target]
+
+
+def _names(targets: str | None) -> list[str]:
+    return ["local"] if targets is None else list(dict.fromkeys(name.strip() for name in targets.split(",")))
+
+
+def _remedy(target: jaxremat.Target) -> str:
+    return f"nothing here compiles for {target.name}. Needed: {target.remedy}"
+
+
+def _check_batch(batch_size: int, target: jaxremat.Target, images: int) -> None:
+    try:
+        devices.check_batch(batch_size, _devices(target), images)
+    except ExperimentError as error:
+        raise ExperimentError(f"--target {target.name}: {error}") from None
+
+
+def _devices(target: jaxremat.Target) -> devices.Devices:
+    return devices.all_devices() if target.kind == "local" else devices.absent_devices(target.chips)
+
+
+class _RefusedError(Exception):
+    """A batch that the compiler refused for another reason than memory."""
+
+
+class _Compiler:
+    """Compiles the steps of configurations; each is built once for so many devices, whatever their kind."""
+
+    def __init__(self, images: int, say: Say):
+        self._images = images
+        self._say = say
+        self._built = dict[tuple[Config, devices.Devices, bool], tuple[program.Parts, Any]]()
+
+    def _build(self, config: Config, over: devices.Devices, here: bool) -> tuple[program.Parts, Any]:
+        key = (config, over, here)
+        if key not in self._built:
+            parts = program.describe(config, self._images, len(CLASSES), over)
+            self._built[key] = parts, parts.jit_step(jaxremat.compiler_options() if here else None)
+        return self._built[key]
+
+    def traced_row(self, config: Config) -> Row:
+        """Returns the part of a row that is the same on all targets."""
+        parts, step = self._build(config, devices.absent_devices(1), here=False)
+        kept = program.residual_bytes(parts.loss, parts.state, config.batch_size, parts.dtype)
+        flops = count_flops(step.trace(parts.state, parts.training, parts.order).jaxpr).flops
+        return Row("", config.policy, regions=parts.regions, residual_bytes=kept, flops=flops)
+
+    def complete(self, row: Row, config: Config, target: jaxremat.Target, with_largest_batch: bool) -> Row:
+        """Returns the row with what the compiler of its target says."""
+        row = dataclasses.replace(row, **self._figures(config, target))
+        return dataclasses.replace(row, **self._largest_batch(row, config, target)) if with_largest_batch else row
+
+    def _figures(self, config: Config, target: jaxremat.Target) -> dict[str, Any]:
+        parts, step = self._build(config, _devices(target), target.kind == "local")
+        where = f"{target.name}  {config.policy}  batch {config.batch_size}"
+        try:
+            cost = jaxremat.cost(step, parts.state, parts.training, parts.order, target=target.name)
+        except jaxremat.CompileError as error:
+            self._say(f"{where}: {error}")
+            fits = None if error.wanted_bytes is None else False
+            return {"peak_bytes": error.wanted_bytes, "fits": fits, "problem": str(error)}
+        self._say(f"{where}: {cost.peak_bytes / 2**20:,.1f} MiB, compiled in {cost.compile_seconds:.1f} s")
+        return {
+            "peak_bytes": cost.peak_bytes,
+            "temp_bytes": cost.temp_bytes,
+            "fits": cost.fits,
+            "compile_seconds": cost.compile_seconds,
+        }
+
+    def _largest_batch(self, row: Row, config: Config, target: jaxremat.Target) -> dict[str, Any]:
+        if row.fits is None or row.memory_bytes is None:
+            return {"problem": row.problem or f"the memory of {target.name} is unknown, so no batch is known to fit"}
+
+        def probe(batch: int) -> Probe:
+            if batch == config.batch_size:
+                return Probe(bool(row.fits), row.peak_bytes)
+            figures = self._figures(dataclasses.replace(config, batch_size=batch), target)
+            if figures["fits"] is None:
+                raise _RefusedError(f"largest batch: with {batch}, {figures['problem']}")
+            return Probe(figures["fits"], figures["peak_bytes"])
+
+        try:
+            found = find_largest_batch(
+                probe,
+                start=config.batch_size,
+                unit=_devices(target).count,
+                limit=self._images,
+                memory_bytes=row.memory_bytes,
+            )
+        except _RefusedError as error:
+            return {"problem": str(error)}
+        return {"largest_batch": found.batch_size, "largest_batch_is_limit": found.is_limit}
+
+
+def run_queues(queues: Sequence[Sequence[Callable[[], None]]]) -> None:
+    """Runs every queue of calls in a thread of its own, and raises the first exception of any.
+
+    The threads are daemons: an interrupt ends the process at once, and no compilation is waited for.
+    """
+    done = queue.SimpleQueue[BaseException | None]()
+
+    def work(calls: Sequence[Callable[[], None]]) -> None:
+        try:
+            for call in calls:
+                call()
+        except BaseException as error:
+            done.put(error)
+        else:
+            done.put(None)
+
+    for calls in queues:
+        threading.Thread(target=work, args=(calls,), daemon=True).start()
+    for _ in queues:
+        error = done.get()
+        if error is not None:
+            raise error
