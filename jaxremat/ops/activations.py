@@ -21,36 +21,36 @@ from jax import lax
 
 from jaxremat.ops import checks
 from jaxremat.ops.bits import pack_bits, unpack_bits
-from jaxremat.ops.rules import again, lean, named
+from jaxremat.ops.rules import as_kept, lean, named
 
 
 def _gate(mask: jax.Array, t: jax.Array, slope: float | None = None) -> jax.Array:
     return lax.select(mask, t, jnp.zeros_like(t) if slope is None else slope * t)
 
 
-def _by_output(value: Callable[..., Any], slopes: Callable[..., Any]) -> Callable[..., Any]:
+def _by_output(name: str, value: Callable[..., Any], slopes: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the operation whose tangent is `slopes(options, out, t)`."""
-    return lean(value, lambda options, out, *args: out, slopes)
+    return lean(name, value, lambda options, out, *args: out, slopes)
 
 
 def _by_bits(
-    value: Callable[..., Any], mask: Callable[..., Any], off: Callable[[Any], float | None]
+    name: str, value: Callable[..., Any], mask: Callable[..., Any], off: Callable[[Any], float | None]
 ) -> Callable[..., Any]:
     """Returns the operation whose slope is 1 where `mask(x)` holds and `off(options)` (`None`: 0) elsewhere."""
 
     def tangent(options: Any, bits: jax.Array, t: jax.Array) -> jax.Array:
-        return _gate(unpack_bits(bits, t.shape), t, off(options))
+        return _gate(unpack_bits(as_kept(bits), t.shape), t, off(options))
 
-    return lean(value, lambda options, out, x: pack_bits(mask(x)), tangent)
+    return lean(name, value, lambda options, out, x: pack_bits(mask(x)), tangent)
 
 
-def _by_input(value: Callable[..., Any]) -> Callable[..., Any]:
+def _by_input(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the operation whose tangent is JAX's own, computed again from the input."""
 
     def tangent(options: Any, x: jax.Array, t: jax.Array) -> jax.Array:
-        return jax.jvp(partial(value, options), (again(x),), (t,))[1]
+        return jax.jvp(partial(value, options), (x,), (t,))[1]
 
-    return lean(value, lambda options, out, x: x, tangent)
+    return lean(name, value, lambda options, out, x: x, tangent)
 
 
 def _relu_value(options: None, x: jax.Array) -> jax.Array:
@@ -62,12 +62,12 @@ def _relu6_value(options: None, x: jax.Array) -> jax.Array:
 
 
 _RELU = {
-    "output": named("relu", _by_output(_relu_value, lambda options, y, t: _gate(y > 0, t))),
-    "bits": named("relu", _by_bits(_relu_value, lambda x: x > 0, lambda options: None)),
+    "output": named("relu", _by_output("relu", _relu_value, lambda options, y, t: _gate(y > 0, t))),
+    "bits": named("relu", _by_bits("relu", _relu_value, lambda x: x > 0, lambda options: None)),
 }
 _RELU6 = {
-    "output": named("relu6", _by_output(_relu6_value, lambda options, y, t: _gate((y > 0) & (y < 6), t))),
-    "bits": named("relu6", _by_bits(_relu6_value, lambda x: (x > 0) & (x < 6), lambda options: None)),
+    "output": named("relu6", _by_output("relu6", _relu6_value, lambda options, y, t: _gate((y > 0) & (y < 6), t))),
+    "bits": named("relu6", _by_bits("relu6", _relu6_value, lambda x: (x > 0) & (x < 6), lambda options: None)),
 }
 
 
@@ -76,12 +76,14 @@ def _leaky_value(slope: float, x: jax.Array) -> jax.Array:
 
 
 _LEAKY_RELU = {
-    "output": named("leaky_relu", _by_output(_leaky_value, lambda slope, y, t: _gate(y >= 0, t, slope))),
-    "bits": named("leaky_relu", _by_bits(_leaky_value, lambda x: x >= 0, lambda slope: slope)),
+    "output": named("leaky_relu", _by_output("leaky_relu", _leaky_value, lambda slope, y, t: _gate(y >= 0, t, slope))),
+    "bits": named("leaky_relu", _by_bits("leaky_relu", _leaky_value, lambda x: x >= 0, lambda slope: slope)),
 }
 _HARD_TANH = named(
     "hard_tanh",
-    _by_bits(lambda options, x: jax.nn.hard_tanh(x), lambda x: ~((x > 1) | (x < -1)), lambda options: None),
+    _by_bits(
+        "hard_tanh", lambda options, x: jax.nn.hard_tanh(x), lambda x: ~((x > 1) | (x < -1)), lambda options: None
+    ),
 )
 
 
@@ -90,10 +92,12 @@ def _tanh_tangent(options: None, y: jax.Array, t: jax.Array) -> jax.Array:
     return half + half * y
 
 
-_TANH = named("tanh", _by_output(lambda options, x: jnp.tanh(x), _tanh_tangent))
-_SIGMOID = named("sigmoid", _by_output(lambda options, x: lax.logistic(x), lambda options, y, t: t * (y * (1 - y))))
-_GELU = named("gelu", _by_input(lambda approximate, x: jax.nn.gelu(x, approximate)))
-_SILU = named("silu", _by_input(lambda options, x: jax.nn.silu(x)))
+_TANH = named("tanh", _by_output("tanh", lambda options, x: jnp.tanh(x), _tanh_tangent))
+_SIGMOID = named(
+    "sigmoid", _by_output("sigmoid", lambda options, x: lax.logistic(x), lambda options, y, t: t * (y * (1 - y)))
+)
+_GELU = named("gelu", _by_input("gelu", lambda approximate, x: jax.nn.gelu(x, approximate)))
+_SILU = named("silu", _by_input("silu", lambda options, x: jax.nn.silu(x)))
 
 
 def relu(x: Any, *, keep: str = "output") -> jax.Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 _PLANES = 8
@@ -50,12 +51,12 @@ def pack_bits(mask: Any) -> jax.Array:
     if axis is None:
         mask = jnp.pad(mask.reshape(-1), (0, -mask.size % _PLANES))
         axis = 0
-    step = mask.shape[axis] // _PLANES
-    planes = [lax.slice_in_dim(mask, k * step, (k + 1) * step, axis=axis).astype(jnp.uint8) for k in range(_PLANES)]
-    packed = planes[0]
-    for k, plane in enumerate(planes[1:], 1):
-        packed |= plane << jnp.uint8(k)
-    return packed
+    split = (*mask.shape[:axis], _PLANES, mask.shape[axis] // _PLANES, *mask.shape[axis + 1 :])
+    plane = lax.broadcasted_iota(jnp.uint8, split, axis)
+    # A reduction, because XLA's CPU compiler would fuse eight shifted slices into whoever reads the bits.
+    return lax.reduce(
+        lax.shift_left(mask.reshape(split).astype(jnp.uint8), plane), np.uint8(0), lax.bitwise_or, (axis,)
+    )
 
 
 def unpack_bits(bits: jax.Array, shape: tuple[int, ...]) -> jax.Array:

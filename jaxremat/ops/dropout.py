@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxremat.ops import checks
 from jaxremat.ops.bits import pack_bits, unpack_bits
-from jaxremat.ops.rules import again, lean, named
+from jaxremat.ops.rules import as_kept, lean, named
 
 
 class _Options(NamedTuple):
@@ -28,14 +28,15 @@ def _drop(o: _Options, x: jax.Array, mask: jax.Array) -> jax.Array:
 
 def _bits_tangent(o: _Options, bits: jax.Array, t: jax.Array, _: None) -> jax.Array:
     drawn = tuple(1 if axis in o.shared else size for axis, size in enumerate(t.shape))
-    return _drop(o, t, unpack_bits(bits, drawn))
+    return _drop(o, t, unpack_bits(as_kept(bits), drawn))
 
 
-_drop_bits = lean(_drop, lambda o, out, x, mask: pack_bits(mask), _bits_tangent)
+_drop_bits = lean("dropout", _drop, lambda o, out, x, mask: pack_bits(mask), _bits_tangent)
 _drop_key = lean(
+    "dropout",
     lambda o, x, key: _drop(o, x, _mask(o, key, x.shape)),
     lambda o, out, x, key: key,
-    lambda o, key, t, _: _drop(o, t, _mask(o, again(key), t.shape)),
+    lambda o, key, t, _: _drop(o, t, _mask(o, as_kept(key), t.shape)),
 )
 _DROPOUT = {
     "bits": named("dropout", lambda o, x, key: _drop_bits(o, x, _mask(o, key, x.shape))),

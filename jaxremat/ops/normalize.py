@@ -33,20 +33,25 @@ class Options(NamedTuple):
     groups: int | None = None
 
 
+def _split(o: Options, x: jax.Array) -> jax.Array:
+    return x if o.groups is None else x.reshape(*x.shape[:-1], o.groups, x.shape[-1] // o.groups)
+
+
+def _spread(o: Options, mean: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns a group's mean once for each of its channels."""
+    if o.groups is None:
+        return mean
+    return jnp.repeat(mean.squeeze(-1), x.shape[-1] // o.groups, axis=-1)
+
+
 def _mean(o: Options, *xs: jax.Array) -> tuple[jax.Array, ...]:
-    means = tuple(jnp.mean(x, o.reduced, keepdims=True) for x in xs)
-    return means if o.axis_name is None else lax.pmean(means, o.axis_name)
+    means = tuple(jnp.mean(_split(o, x), o.reduced, keepdims=True) for x in xs)
+    means = means if o.axis_name is None else lax.pmean(means, o.axis_name)
+    return tuple(_spread(o, mean, x) for mean, x in zip(means, xs))
 
 
 def _wide(o: Options, x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(o.dtype or x.dtype, jnp.float32))
-
-
-def _split(o: Options, *xs: jax.Array | None) -> list[Any]:
-    """Returns the arrays with their last axis split into groups, where there are some."""
-    if o.groups is None:
-        return list(xs)
-    return [x if x is None else x.reshape(*x.shape[:-1], o.groups, x.shape[-1] // o.groups) for x in xs]
 
 
 def _statistics(o: Options, x: jax.Array) -> tuple[jax.Array | None, jax.Array]:
@@ -89,10 +94,8 @@ def _affine(
 
 
 def _value(o: Options, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> tuple[Any, ...]:
-    shape = x.shape
-    x, scale, bias = _split(o, x, scale, bias)
     mean, raw = _statistics(o, x)
-    y = _affine(o, x, mean, raw, scale, bias).reshape(shape)
+    y = _affine(o, x, mean, raw, scale, bias)
     return (jnp.maximum(y, 0) if o.gated else y), mean, raw
 
 
@@ -102,10 +105,9 @@ def _keep(o: Options, out: tuple[jax.Array, ...], x: jax.Array, scale: Any, bias
 
 def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_bias: Any) -> tuple[Any, ...]:
     x, mean, raw, scale, bias = kept
-    shape = x.shape
-    x, scale, bias, tx, t_scale, t_bias = _split(o, x, scale, bias, _wide(o, tx), t_scale, t_bias)
+    tx = _wide(o, tx)
     centred = _centre(o, x, mean)
-    (t_raw,) = _mean(o, 2 * centred * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
+    t_raw = 2 * _mean(o, centred * tx)[0]  # Σ (x - mean) = 0, so the mean's own tangent drops out
     (t_mean,) = _mean(o, tx) if o.centred else (None,)
     if scale is None:
         factor, t_factor = jax.jvp(lambda v: _factor(o, v, None), (raw,), (t_raw,))
@@ -115,10 +117,10 @@ def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_b
     t = (t if t_bias is None else t + t_bias).astype(_out_dtype(o, x, scale, bias))
     if o.gated:
         t = lax.select(_affine(o, x, mean, raw, scale, bias) > 0, t, jnp.zeros_like(t))
-    return t.reshape(shape), t_mean, t_raw
+    return t, t_mean, t_raw
 
 
-normalize = lean(_value, _keep, _tangent)
+normalize = lean("normalize", _value, _keep, _tangent)
 
 
 def parameter(op: str, argument: str, p: Any, x: jax.Array, features: tuple[int, ...]) -> jax.Array | None:

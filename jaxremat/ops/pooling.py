@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxremat.ops import checks
-from jaxremat.ops.rules import lean, named
+from jaxremat.ops.rules import as_kept, lean, named
 
 _MOST = 256
 
@@ -83,14 +83,15 @@ def _argmax(w: _Window, out: jax.Array, x: jax.Array) -> jax.Array:
             take &= valid
         best, index = jnp.where(take, new, best), jnp.where(take, jnp.uint8(k), index)
         held = held | valid
-    return index
+    # A reduction, because XLA's CPU compiler would fuse the scan into each of those that read the index.
+    return lax.reduce(jnp.stack([index, jnp.zeros_like(index)]), np.uint8(0), lax.bitwise_or, (0,))
 
 
 def _pick(w: _Window, index: jax.Array, t: jax.Array) -> jax.Array:
     """Returns the element of each window of t that `index` names."""
     if 0 in index.shape:
         return jnp.zeros(index.shape, t.dtype)
-    span = _span(w, t, 0)
+    span, index = _span(w, t, 0), as_kept(index)
     if w.apart:
         # Axes: each windowed one becomes (output, position in the window); the others stay as they are.
         split, inner, ones = [], [], []
@@ -110,10 +111,10 @@ def _pick(w: _Window, index: jax.Array, t: jax.Array) -> jax.Array:
     return picked
 
 
-_BY_INDEX = named("max_pool", lean(_reduce, _argmax, _pick))
+_BY_INDEX = named("max_pool", lean("max_pool", _reduce, _argmax, _pick))
 _BY_INPUT = named(
     "max_pool",
-    lean(_reduce, lambda w, out, x: x, lambda w, x, t: jax.jvp(lambda x: _reduce(w, x), (x,), (t,))[1]),
+    lean("max_pool", _reduce, lambda w, out, x: x, lambda w, x, t: jax.jvp(lambda x: _reduce(w, x), (x,), (t,))[1]),
 )
 
 

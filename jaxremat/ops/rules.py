@@ -17,10 +17,13 @@ import jax
 import jax.numpy as jnp
 
 
-def lean(value: Callable[..., Any], keep: Callable[..., Any], tangent: Callable[..., Any]) -> Callable[..., Any]:
+def lean(
+    name: str, value: Callable[..., Any], keep: Callable[..., Any], tangent: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns an operation `op(options, *args)` whose derivative keeps what `keep` returns and nothing else.
 
     Args:
+        name: what jaxprs show.
         value: `value(options, *args)`, the operation itself. `options` is hashable; `args` are arrays or `None`.
         keep: `keep(options, out, *args)`, the pytree of arrays that the derivative needs. To keep an argument or the
             output, return that very array: it is then shared with whoever keeps it too.
@@ -30,7 +33,12 @@ def lean(value: Callable[..., Any], keep: Callable[..., Any], tangent: Callable[
     Returns:
         The operation, differentiable in both modes.
     """
-    op = jax.custom_jvp(value, nondiff_argnums=(0,))
+
+    def call(options: Any, *args: Any) -> Any:
+        return value(options, *args)
+
+    call.__name__ = call.__qualname__ = name
+    op = jax.custom_jvp(call, nondiff_argnums=(0,))
 
     def rule(options: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         out = op(options, *primals)
@@ -38,8 +46,7 @@ def lean(value: Callable[..., Any], keep: Callable[..., Any], tangent: Callable[
         linear = [
             t if p is not None and jnp.issubdtype(p.dtype, jnp.inexact) else None for p, t in zip(primals, tangents)
         ]
-        # The barrier that `prevent_cse` would set also holds back the cotangent, and with it fusion; the rules below
-        # that need one set it on what they keep.
+        # The barrier that `prevent_cse` sets would hold back the cotangent, and with it fusion.
         return out, jax.checkpoint(partial(tangent, options), prevent_cse=False)(kept, *linear)
 
     op.defjvp(rule)
@@ -56,6 +63,10 @@ def named(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(call, static_argnums=0)
 
 
-def again(x: Any) -> Any:
-    """Returns `x` for a recomputation that no compiler may merge with the forward pass and thereby keep its results."""
-    return jax.lax.optimization_barrier(x)
+def as_kept(small: Any) -> Any:
+    """Returns a kept value that is smaller than what it was made from, so that a compiler cannot undo that.
+
+    Free to fuse, it would make packed bits again from the mask, or a drawn mask from the forward pass's random bits, and
+    keep those. For a kept input or output a barrier changes nothing on a GPU or TPU, and on a CPU costs time.
+    """
+    return jax.lax.optimization_barrier(small)

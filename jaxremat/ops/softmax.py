@@ -11,14 +11,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxremat.ops import checks
-from jaxremat.ops.rules import again, lean, named
+from jaxremat.ops.rules import lean, named
 
 Axes = tuple[int, ...]
 
 
 def _softmax_tangent(axis: Axes, kept: tuple[jax.Array, jax.Array | None], t: jax.Array, _: None) -> jax.Array:
     y, where = kept
-    return y * (t - jnp.sum(y * t, axis, where=where, keepdims=True))
+    # Written so that the transpose is y · (ct - Σ y ct): y ct - y Σ y ct would cancel where a probability is near 1.
+    weighted = y * t
+    return weighted - y * jnp.sum(weighted, axis, where=where, keepdims=True)
 
 
 def _log_softmax_tangent(axis: Axes, kept: tuple[jax.Array, jax.Array | None], t: jax.Array, _: None) -> jax.Array:
@@ -29,11 +31,17 @@ def _log_softmax_tangent(axis: Axes, kept: tuple[jax.Array, jax.Array | None], t
 
 _SOFTMAX = named(
     "softmax",
-    lean(lambda axis, x, where: jax.nn.softmax(x, axis, where), lambda axis, y, x, where: (y, where), _softmax_tangent),
+    lean(
+        "softmax",
+        lambda axis, x, where: jax.nn.softmax(x, axis, where),
+        lambda axis, y, x, where: (y, where),
+        _softmax_tangent,
+    ),
 )
 _LOG_SOFTMAX = named(
     "log_softmax",
     lean(
+        "log_softmax",
         lambda axis, x, where: jax.nn.log_softmax(x, axis, where),
         lambda axis, y, x, where: (y, where),
         _log_softmax_tangent,
@@ -50,11 +58,11 @@ def _sum_exp_tangent(axis: Axes, kept: tuple[jax.Array, ...], t: jax.Array, *_: 
     x, where, top = kept
     if where is not None:
         x, t = jnp.where(where, x, 0), jnp.where(where, t, 0)
-    return jnp.sum(jnp.exp(again(x) - top) * t, axis, keepdims=True, where=where)
+    return jnp.sum(jnp.exp(x - top) * t, axis, keepdims=True, where=where)
 
 
 # `top` only shifts: whatever depends on it is undone outside, so its tangent is left out.
-_sum_exp = lean(_sum_exp_value, lambda axis, out, *args: args, _sum_exp_tangent)
+_sum_exp = lean("sum_exp", _sum_exp_value, lambda axis, out, *args: args, _sum_exp_tangent)
 
 
 def _logsumexp(options: tuple[Axes, bool], x: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -65,9 +73,23 @@ def _logsumexp(options: tuple[Axes, bool], x: jax.Array, where: jax.Array | None
     return out if keepdims else jnp.squeeze(out, axis)
 
 
+def _at_label_value(axis: int, x: jax.Array, labels: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, jnp.expand_dims(labels, axis), axis=axis).take(0, axis=axis)
+
+
+def _at_label_tangent(axis: int, labels: jax.Array, t: jax.Array, _: None) -> jax.Array:
+    # A comparison instead of a gather: its transpose fuses, where a scatter needs an array of zeros of its own.
+    labels = jnp.expand_dims(labels, axis)
+    labels = jnp.where(labels < 0, labels + t.shape[axis], labels)
+    here = labels == lax.broadcasted_iota(labels.dtype, t.shape, axis)
+    return jnp.sum(jnp.where(here, t, 0), axis)
+
+
+_at_label = lean("at_label", _at_label_value, lambda axis, out, x, labels: labels, _at_label_tangent)
+
+
 def _cross_entropy(axis: int, logits: jax.Array, labels: jax.Array, where: jax.Array | None) -> jax.Array:
-    label_logits = jnp.take_along_axis(logits, jnp.expand_dims(labels, axis), axis=axis).take(0, axis=axis)
-    out = _logsumexp(((axis,), False), logits, where) - label_logits
+    out = _logsumexp(((axis,), False), logits, where) - _at_label(axis, logits, labels)
     return out if where is None else jnp.where(jnp.any(where, axis), out, 0.0)
 
 
