@@ -38,7 +38,9 @@ def test_second_order(name):
         def loss(*args):
             return sum(jnp.sum(y * w) for y, w in zip(*map(jax.tree.leaves, (f(*args), uneven(f(*args))))))
 
-        return jax.jit(lambda a, t: jax.jvp(jax.grad(loss, argnums=tuple(range(len(a)))), a, t)[1])(tuple(args), tuple(tangents))
+        return jax.jit(lambda a, t: jax.jvp(jax.grad(loss, argnums=tuple(range(len(a)))), a, t)[1])(
+            tuple(args), tuple(tangents)
+        )
 
     close(curvature(case.op), curvature(case.counterpart), 2e-4)
 
@@ -47,7 +49,9 @@ def test_second_order(name):
 def test_reverse_over_reverse(name):
     case = POINTWISE[name]
     x = arguments(case, 0)[0]
-    mine, theirs = (jax.jit(jax.grad(lambda x, f=f: jnp.sum(jax.grad(lambda z: jnp.sum(f(z) ** 2))(x) ** 2)))(x) for f in case[:2])
+    mine, theirs = (
+        jax.jit(jax.grad(lambda x, f=f: jnp.sum(jax.grad(lambda z: jnp.sum(f(z) ** 2))(x) ** 2)))(x) for f in case[:2]
+    )
     close(mine, theirs)
 
 
@@ -130,7 +134,9 @@ def test_jaxprs_show_the_operation_by_name_forward_and_backward(op):
 
 def test_gradients_of_parameters_alone():
     x, scale, bias = arguments(CASES["layer_norm"], 0)
-    mine, theirs = (jax.jit(jax.grad(lambda p, f=f: jnp.sum(jnp.sin(f(x, *p)))))((scale, bias)) for f in CASES["layer_norm"][:2])
+    mine, theirs = (
+        jax.jit(jax.grad(lambda p, f=f: jnp.sum(jnp.sin(f(x, *p)))))((scale, bias)) for f in CASES["layer_norm"][:2]
+    )
     close(mine, theirs)
 
 
