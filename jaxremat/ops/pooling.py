@@ -147,7 +147,8 @@ def _window(op: str, x: jax.Array, window_shape: Any, strides: Any, padding: Any
         checks.choice(op, "padding", padding, ("VALID", "SAME"))
         pads = lax.padtype_to_pads(x.shape[batches:-1], shape, steps, padding)
     else:
-        pads = [tuple(pad) if isinstance(pad, Sequence) else pad for pad in padding]
+        listed = padding if isinstance(padding, Sequence) else ()
+        pads = [tuple(pad) if isinstance(pad, Sequence) else pad for pad in listed]
         fits = len(pads) == len(shape) and all(
             isinstance(pad, tuple) and len(pad) == 2 and all(isinstance(n, (int, np.integer)) and n >= 0 for n in pad)
             for pad in pads
