@@ -2,7 +2,8 @@
 
 The byte is the position of the maximum within its window. Windows that do not overlap (stride = window) need a select an
 element in the backward pass, where XLA's SelectAndScatter walks every window again. Ties, NaNs and infinities go where
-that operation sends them: scanning the window in order, a new element takes over unless the held one is ≥ it.
+that operation sends them: scanning the window in order, padding of -inf included, a new element takes over unless the
+held one is ≥ it.
 """
 
 import itertools
@@ -58,31 +59,16 @@ def _at(w: _Window, span: jax.Array, outputs: tuple[int, ...], offset: tuple[int
     return lax.slice(span, offset, limit, w.strides)
 
 
-def _valid(w: _Window, shape: tuple[int, ...], outputs: tuple[int, ...], offset: tuple[int, ...]) -> np.ndarray:
-    """Returns where the window's element at `offset` lies inside the array; axes that do not matter have size 1."""
-    found = np.ones([1] * len(shape), bool)
-    for axis, (have, n, s, o, (low, high)) in enumerate(zip(shape, outputs, w.strides, offset, w.padding)):
-        if low or high:
-            at = np.arange(n) * s + o - low
-            found = found & ((at >= 0) & (at < have)).reshape([n if a == axis else 1 for a in range(len(shape))])
-    return found
-
-
 def _argmax(w: _Window, out: jax.Array, x: jax.Array) -> jax.Array:
     """Returns for each output which element of its window the derivative goes to, as a byte."""
     if 0 in out.shape:
         return jnp.zeros(out.shape, jnp.uint8)
     span = _span(w, x, -jnp.inf)
-    held = np.zeros([1] * x.ndim, bool)
-    best, index = jnp.full_like(out, -jnp.inf), jnp.zeros(out.shape, jnp.uint8)
-    for k, offset in enumerate(w.offsets()):
-        valid = _valid(w, x.shape, out.shape, offset)
-        new = _at(w, span, out.shape, offset)
-        take = ~(best >= new) if held.all() else ~(held & (best >= new))
-        if not valid.all():
-            take &= valid
+    first, *others = (_at(w, span, out.shape, offset) for offset in w.offsets())
+    best, index = first, jnp.zeros(out.shape, jnp.uint8)
+    for k, new in enumerate(others, 1):
+        take = ~(best >= new)
         best, index = jnp.where(take, new, best), jnp.where(take, jnp.uint8(k), index)
-        held = held | valid
     # A reduction, because XLA's CPU compiler would fuse the scan into each of those that read the index.
     return lax.reduce(jnp.stack([index, jnp.zeros_like(index)]), np.uint8(0), lax.bitwise_or, (0,))
 
