@@ -1,8 +1,30 @@
 """Rematerialization policies for JAX: what a training step stores, what it recomputes, and what that costs."""
 
-from jaxremat.errors import PolicyError, RematWarning
+from jaxremat.compat import compiler_options
+from jaxremat.cost import Cost, cost
+from jaxremat.erasure import erased
+from jaxremat.errors import CompileError, PolicyError, RematWarning, TargetError
 from jaxremat.naming import name
 from jaxremat.policy import Policy, parse
 from jaxremat.remat import remat
+from jaxremat.residuals import Residuals, residuals
+from jaxremat.targets import Target, targets
 
-__all__ = ["Policy", "PolicyError", "RematWarning", "name", "parse", "remat"]
+__all__ = [
+    "CompileError",
+    "Cost",
+    "Policy",
+    "PolicyError",
+    "RematWarning",
+    "Residuals",
+    "Target",
+    "TargetError",
+    "compiler_options",
+    "cost",
+    "erased",
+    "name",
+    "parse",
+    "remat",
+    "residuals",
+    "targets",
+]

@@ -8,6 +8,22 @@ class PolicyError(ValueError):
     """A policy that cannot be read, or that cannot be applied to the function it was given."""
 
 
+class TargetError(ValueError):
+    """A target that does not exist, that nothing here can compile for, or that does not fit the program's mesh."""
+
+
+class CompileError(RuntimeError):
+    """A program that the compiler of a target refused, in one line.
+
+    Attributes:
+        wanted_bytes: what the program needs, where it was refused for not fitting in the target's memory, else None.
+    """
+
+    def __init__(self, message: str, wanted_bytes: int | None = None):
+        super().__init__(message)
+        self.wanted_bytes = wanted_bytes
+
+
 class RematWarning(UserWarning):
     """A policy that works but wastes: memory that it does not save, or recomputation that buys nothing."""
 

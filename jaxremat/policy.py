@@ -193,7 +193,7 @@ class Ops(Policy):
 
 @dataclass(frozen=True, repr=False)
 class Segments(Policy):
-    """Store the values at the borders of `count` segments; None stands for the square root of the number of waists."""
+    """Store the values at the borders of `count` segments; None stands for the square root of the number of layers."""
 
     count: int | None
 

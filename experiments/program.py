@@ -1,0 +1,135 @@
+"""The compiled program of a run: initial state, step and evaluation, built once from a configuration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxremat
+from experiments import policies
+from experiments.config import Config
+from experiments.data import Dataset
+from experiments.devices import Devices
+from experiments.models import build
+from experiments.training import (
+    AUGMENTED,
+    Images,
+    Loss,
+    TrainState,
+    is_sound,
+    make_count_correct,
+    make_init,
+    make_loss,
+    make_optimizer,
+    make_step,
+)
+
+TEST_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run calls, compiled ahead for its devices, and what was found out while compiling.
+
+    `step(state, training, order)` gives new state and loss, `count_correct(params, batch_stats, test, first)` the right
+    answers among `test_batch` images; `sound(state)` says whether the state may be saved, `copy(state)` copies it.
+    """
+
+    policy: jaxremat.Policy
+    regions: policies.Regions
+    steps_per_epoch: int
+    test_batch: int
+    training: Images
+    test: Images
+    init: Callable[[], TrainState]
+    step: Callable[[TrainState, Images, jax.Array], tuple[TrainState, jax.Array]]
+    count_correct: Callable[..., jax.Array]
+    sound: Callable[[TrainState], jax.Array]
+    copy: Callable[[TrainState], TrainState]
+    residual_bytes: int
+    compiled_temp_bytes: int | None
+
+
+def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program:
+    """Compiles the run's functions and moves the data set to the devices.
+
+    Raises:
+        PolicyError: the policy cannot be applied to this model.
+    """
+    policy = jaxremat.parse(config.policy)
+    regions = policies.resolve_regions(policy, config.regions)
+    dtype = jnp.dtype(config.precision)
+    model = build(
+        config.model,
+        classes=len(dataset.classes),
+        dtype=dtype,
+        wrap_block=policies.block_wrapper(policy, regions),
+    )
+    steps_per_epoch = len(dataset.train_labels) // config.batch_size
+    optimizer = make_optimizer(config.learning_rate, config.epochs * steps_per_epoch)
+    loss = policies.wrap_loss(make_loss(model), policy, regions)
+    step = make_step(
+        loss,
+        optimizer,
+        seed=config.seed,
+        augmented=AUGMENTED[config.model],
+        dtype=dtype,
+        split=devices.split,
+    )
+    training = to_devices(dataset.train_images, dataset.train_labels, devices)
+    test = to_devices(dataset.test_images, dataset.test_labels, devices)
+    test_batch = -(-min(TEST_BATCH, len(dataset.test_labels)) // devices.count) * devices.count
+
+    whole = devices.whole
+    init = jax.jit(make_init(model, optimizer, config.seed), out_shardings=whole, compiler_options=_options_of_init())
+    state = jax.eval_shape(init)
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), state)
+    order = jax.ShapeDtypeStruct((steps_per_epoch, config.batch_size), jnp.int32, sharding=whole)
+    compiled_step = (
+        jax.jit(step, donate_argnums=0, out_shardings=whole, compiler_options=jaxremat.compiler_options())
+        .lower(state, training, order)
+        .compile()
+    )
+    count_correct = (
+        jax.jit(make_count_correct(model, batch_size=test_batch, dtype=dtype, split=devices.split), out_shardings=whole)
+        .lower(state.params, state.batch_stats, test, jax.ShapeDtypeStruct((), jnp.int32))
+        .compile()
+    )
+    memory = compiled_step.memory_analysis()
+    return Program(
+        policy=policy,
+        regions=regions,
+        steps_per_epoch=steps_per_epoch,
+        test_batch=test_batch,
+        training=training,
+        test=test,
+        init=init,
+        step=compiled_step,
+        count_correct=count_correct,
+        sound=jax.jit(is_sound, out_shardings=whole),
+        copy=jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=whole),
+        residual_bytes=residual_bytes(loss, state, config.batch_size, dtype),
+        compiled_temp_bytes=None if memory is None else int(memory.temp_size_in_bytes),
+    )
+
+
+def _options_of_init() -> dict[str, bool | int | float | str]:
+    """Returns the options to compile the initial state with: it runs once, and optimizing it takes longer than the step."""
+    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
+
+
+def to_devices(images: np.ndarray, labels: np.ndarray, devices: Devices) -> Images:
+    """Returns a set of images as copies on every device."""
+    return Images(devices.replicate(images), devices.replicate(labels.astype(np.int32)))
+
+
+def residual_bytes(loss: Loss, state: TrainState, batch_size: int, dtype: Any) -> int:
+    """Returns what the loss keeps for its backward pass, in bytes for the whole batch, from the trace alone."""
+    images = jax.ShapeDtypeStruct((batch_size, 32, 32, 3), dtype)
+    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state.params, state.batch_stats))
+    return jaxremat.residuals(loss, *shapes, images, labels, key).total_bytes

@@ -1,0 +1,114 @@
+"""Records: what a run was, what it cost and what came out, as one JSON object a line."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import ExperimentError
+
+SCHEMA = 1
+PACKAGES = ("jaxremat", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run. `residual_bytes` comes from the trace, `compiled_temp_bytes` from the compiler, times from the run.
+
+    `losses` holds the training loss at the steps `loss_steps`: of every step for short runs, of a hundred for long ones.
+    Values that were not taken are None.
+    """
+
+    config: dict[str, Any]
+    policy_asked: str
+    policy: str
+    regions: str
+    model: str
+    dataset: str
+    dataset_origin: str
+    device: dict[str, Any]
+    versions: dict[str, str]
+    date: str
+    first_step: int
+    last_step: int
+    test_accuracy: float
+    test_accuracies: list[float]
+    loss_steps: list[int]
+    losses: list[float]
+    step_seconds: float | None
+    residual_bytes: int | None
+    compiled_temp_bytes: int | None
+    params_sha256: str
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """Returns the record as one line of JSON."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+def thin(values: list[float], first_step: int, most: int = 100) -> tuple[list[int], list[float]]:
+    """Returns at most `most` of the values of the steps after `first_step`, evenly spread, with their steps' numbers.
+
+    Example:
+        >>> from experiments.records import thin
+        >>> thin([3.0, 2.0, 1.0], first_step=10)
+        ([11, 12, 13], [3.0, 2.0, 1.0])
+        >>> thin([4.0, 3.0, 2.0, 1.0, 0.0], first_step=0, most=3)
+        ([1, 3, 5], [4.0, 2.0, 0.0])
+    """
+    if len(values) <= most:
+        picked = list(range(len(values)))
+    else:
+        picked = [round(i * (len(values) - 1) / (most - 1)) for i in range(most)]
+    return [first_step + 1 + i for i in picked], [values[i] for i in picked]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            found[package] = "source"
+    return found
+
+
+def now() -> str:
+    """Returns the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def require_appendable(path: str) -> None:
+    """Makes sure, before hours of training, that a record can be appended to `path`.
+
+    Raises:
+        ExperimentError: it cannot.
+    """
+    target = Path(path).expanduser()
+    existed = target.exists()
+    try:
+        with target.open("a"):
+            pass
+    except OSError as error:
+        raise ExperimentError(
+            f"--out must name a file that can be written; {path}: {error.strerror or error}."
+        ) from error
+    if not existed:
+        target.unlink()
+
+
+def append(path: str, record: Record) -> None:
+    """Appends a record to a file of JSON lines.
+
+    Raises:
+        ExperimentError: the file cannot be written.
+    """
+    try:
+        with Path(path).expanduser().open("a", encoding="utf-8") as file:
+            file.write(record.to_json() + "\n")
+    except OSError as error:
+        raise ExperimentError(f"The record could not be appended to {path}: {error.strerror or error}.") from error

@@ -1,0 +1,66 @@
+"""The process that compiles for chips which are not here: `python -m jaxremat._compile_child`.
+
+It reads requests from its standard input, one after the other: a line of JSON, then the program as serialized
+StableHLO. It answers each with one line of JSON on what was its standard output when it began. All that the compilers
+print goes to standard error. It ends when its standard input does, also in the middle of a compilation, so that it never
+outlives the process that asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from typing import Any, BinaryIO
+
+
+def _compile(request: dict[str, Any], program: bytes) -> dict[str, Any]:
+    from jax.experimental import topologies
+
+    from jaxremat.compat import compile_for_topology
+    from jaxremat.compiled import measure
+
+    chips, specification = request["chips"], request["specification"]
+    start = time.perf_counter()
+    if request["kind"] == "gpu":
+        topology = topologies.get_topology_desc(
+            "", "cuda", topology=f"1x1x{chips}", target_config=specification
+        )  # processes, hosts, GPUs of a host
+    else:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=specification)
+    executable = compile_for_topology(program, list(topology.devices[:chips]), request["options"])
+    seconds = time.perf_counter() - start
+    text = "\n".join(module.to_string() for module in executable.hlo_modules())
+    return {**measure(executable, executable.get_compiled_memory_stats(), text), "compile_seconds": seconds}
+
+
+def _read_requests(source: BinaryIO, requests: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
+    while line := source.readline():
+        request = json.loads(line)
+        requests.put((request, source.read(request["size"])))
+    os._exit(0)  # whoever asked is gone: nobody waits for what may be compiling now
+
+
+def main() -> None:
+    """Serves requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    requests: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
+    import jax.experimental.topologies  # noqa: F401 (while the asking process still traces)
+
+    while True:
+        request, program = requests.get()
+        try:
+            answer = _compile(request, program)
+        except Exception as e:  # any refusal of any compiler: the asking process words it
+            answer = {"error": f"{type(e).__name__}: {e}" if not str(e) else str(e)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

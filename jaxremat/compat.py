@@ -1,0 +1,209 @@
+"""The one file that touches JAX's private modules and the shapes of JAX's own objects that differ between versions.
+
+Each use says in which versions it was seen. Everything else in the library goes through these functions.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import ad_util as _ad_util  # zeros_like_aval: 0.10.2, 0.12.0
+from jax._src import compiler as _compiler
+from jax._src import config as _config  # trace_context: 0.10.2, 0.12.0
+from jax._src import source_info_util as _source  # NameStack, Scope, user_context, user_frame: 0.10.2, 0.12.0
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import mlir as _mlir
+from jax._src.lax.lax import optimization_barrier_p  # 0.10.2, 0.12.0
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+from jax.core import Tracer
+from jax.extend import core as _core
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+
+Atom = Var | Literal
+
+__all__ = ["Atom", "ClosedJaxpr", "DropVar", "JaxprEqn", "Literal", "Var"]
+
+
+def trace_key() -> Any:
+    """Returns what, beside its arguments, decides how a function traces: x64, matmul precision, mesh, axis names, ..."""
+    return _config.trace_context()
+
+
+def program(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    """Returns a closed jaxpr without constants. In 0.12 `ClosedJaxpr` and `Jaxpr` are one class; both forms build there."""
+    effects = frozenset().union(*(eqn.effects for eqn in eqns)) if eqns else frozenset()
+    info = _core.DebugInfo("jaxremat", "cut", None, None)
+    return ClosedJaxpr(Jaxpr((), list(invars), list(outvars), list(eqns), effects, info), ())
+
+
+def hoisted(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[Any]]:
+    """Returns a program whose first inputs are the constants of `closed`, and the constants."""
+    variables, values = constants(closed)
+    return program([*variables, *closed.jaxpr.invars], closed.jaxpr.outvars, closed.jaxpr.eqns), values
+
+
+def constants(closed: ClosedJaxpr) -> tuple[Sequence[Var], Sequence[Any]]:
+    """Returns the variables and the values of the constants of a closed jaxpr."""
+    return closed.jaxpr.constvars, closed.consts
+
+
+def new_var(aval: Any) -> Var:
+    """Returns a fresh variable."""
+    return Var(aval)
+
+
+def barrier(operands: Sequence[Var], like: JaxprEqn) -> JaxprEqn:
+    """Returns an `optimization_barrier` equation over `operands` with fresh outputs, attributed to the source of `like`."""
+    outvars = [new_var(operand.aval) for operand in operands]
+    return _core.new_jaxpr_eqn(
+        list(operands), outvars, optimization_barrier_p, {}, frozenset(), like.source_info, like.ctx
+    )
+
+
+def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Returns the named scopes that an equation was traced in, outermost first, without the transformations' own."""
+    stack = eqn.source_info.name_stack.stack
+    return tuple(part for scope in stack if isinstance(scope, _source.Scope) for part in scope.name.split("/"))
+
+
+def frames(eqn: JaxprEqn) -> Sequence[Any]:
+    """Returns the code objects of the Python calls that made an equation, innermost first; empty where none is known."""
+    traceback = eqn.source_info.traceback
+    return traceback.raw_frames()[0] if traceback is not None else ()
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """Returns `file:line` of the user's code that made an equation, or an empty string."""
+    frame = _source.user_frame(eqn.source_info.traceback) if eqn.source_info.traceback is not None else None
+    return f"{frame.file_name}:{frame.start_line}" if frame else ""
+
+
+def moved(eqn: JaxprEqn, outer: JaxprEqn, scopes: Sequence[str]) -> JaxprEqn:
+    """Returns an equation of an inner jaxpr as it reads outside of the call `outer`.
+
+    Its scopes stand below those of the call and `scopes`. Where it was made by a library's code alone, as inside of
+    `jnp.var`, its source is that of the call.
+    """
+    stack = outer.source_info.name_stack
+    for scope in scopes:
+        stack = stack.extend(scope)
+    inner = eqn.source_info
+    traceback = inner.traceback
+    if traceback is None or _source.user_frame(traceback) is None:
+        traceback = outer.source_info.traceback
+    return eqn.replace(source_info=inner.replace(traceback=traceback, name_stack=stack + inner.name_stack))
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], scope: str = "") -> list[Any]:
+    """Binds an equation to values, under its own scopes, source and context; returns its outputs."""
+    stack = _source.current_name_stack() + eqn.source_info.name_stack
+    if scope:
+        stack = stack.extend(scope)
+    with _source.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def scoped(eqn: JaxprEqn, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls `function` under the scopes, source and context of an equation."""
+    stack = _source.current_name_stack() + eqn.source_info.name_stack
+    with _source.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        return function(*args)
+
+
+def tag(eqn: JaxprEqn) -> str | None:
+    """Returns the tag that an equation gives its input, None where it gives none.
+
+    Under `jax_remat3` a tag is no `name` equation: it is a `CheckpointName`, a parameter of the equation in 0.10.2 and
+    0.12.0.1, where printed jaxprs show it as the primitive.
+    """
+    if eqn.primitive.name == "name":
+        return eqn.params["name"]
+    inner: Any = eqn.params.get("_prim")
+    return inner.name if type(inner).__name__ in ("CheckpointName", "CheckpointNameFwd") else None
+
+
+def scan_parts(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Splits the arguments of a scan into constants, carry and what is scanned over.
+
+    In 0.10.2 the equation holds their numbers, in 0.12.0.1 the tree of its arguments.
+    """
+    if "ft_in" in eqn.params:
+        consts, carry, xs = map(list, eqn.params["ft_in"].update(list(args)).unpack())
+        return consts, carry, xs
+    first, last = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    return list(args[:first]), list(args[first:last]), list(args[last:])
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """Returns the axes of the mesh over which a value differs inside of `shard_map` (the form of 0.10.2 and 0.12.0.1)."""
+    return aval.manual_axis_type.varying
+
+
+def is_traced(*values: Any) -> bool:
+    """Says whether one of the values is a tracer."""
+    return any(isinstance(value, Tracer) for value in values)
+
+
+def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """Returns a function that runs a program equation by equation."""
+    return _core.jaxpr_as_fun(program)
+
+
+def zeros(cotangent: Any) -> Any:
+    """Returns the array that a symbolic zero stands for, with its sharding and its varying mesh axes."""
+    return _ad_util.zeros_like_aval(cotangent.aval)
+
+
+def compiler_options(platform: str | None = None) -> dict[str, str]:
+    """Returns the options under which the compiler of a platform keeps rematerialization, for `jax.jit` and `compile`.
+
+    XLA:CPU of jaxlib 0.11.0 and before removes the barriers of rematerialization and then merges the recomputation
+    with the forward pass, so that every policy compiles to the same program. Elsewhere nothing is needed.
+
+    Args:
+        platform: as `jax.default_backend()` names it ("cpu", "gpu", "cuda", "rocm", "tpu"), which is also the default.
+
+    Returns:
+        Options, often none, for `jax.jit(f, compiler_options=...)`.
+
+    Example:
+        >>> import jax
+        >>> step = jax.jit(lambda x: x + 1, compiler_options=compiler_options())
+        >>> int(step(1))
+        2
+    """
+    if platform is None:
+        platform = jax.default_backend()
+    numbers = tuple(int(n) for n in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
+    return {"xla_disable_hlo_passes": "cse_barrier_expander"} if platform == "cpu" and numbers <= (0, 11, 0) else {}
+
+
+@cache
+def private_cpu_device() -> Any:
+    """Returns a CPU device that JAX's own list of backends does not hold (seen in 0.10.2 and 0.12.0.1).
+
+    Lowering asks for a default device even when it lowers for another platform. Under `jax.default_device` of this one
+    it starts no backend, so that no attached accelerator is opened for a program that will not run there.
+    """
+    return _xla_bridge.make_cpu_client().local_devices()[0]
+
+
+def compile_for_topology(stablehlo: bytes, devices: list[Any], options: dict[str, str]) -> Any:
+    """Returns the executable of serialized StableHLO for devices of a topology (seen in 0.10.2 and 0.12.0.1).
+
+    The public way, `jit(f).lower(...).compile()` with shardings on the devices, needs `f` itself in the process that
+    compiles. Here that process is another one, and has the program alone.
+    """
+    with _mlir.make_ir_context():
+        module = _mlir.ir.Module.parse(stablehlo)  # pyright: ignore[reportPrivateImportUsage]
+    assignment = np.array(devices).reshape(1, -1)
+    return devices[0].client.compile(
+        module,
+        executable_devices=_jax.DeviceList(tuple(devices)),
+        compile_options=_compiler.get_compile_options(1, len(devices), assignment, env_options_overrides=options),
+    )

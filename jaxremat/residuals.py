@@ -1,0 +1,266 @@
+"""`residuals`: the ledger of what is kept for the backward pass, value by value, and why.
+
+Exact and read from the trace: what autodiff under a policy keeps, not what a compiler makes of it (which may recompute
+cheap values by itself, or keep more). The table says so in its title.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxremat import compat
+from jaxremat import policy as p
+from jaxremat.choice import Choice
+from jaxremat.compat import Var
+from jaxremat.graph import CONSTANTS, Graph, Value, size_bytes
+from jaxremat.remat import Cut, Program, Rematerialized
+from jaxremat.text import human_bytes, table
+
+# The table shows recomputed values down to this part of the largest one.
+_SHOWN_FRACTION = 128
+
+Decision = Literal["stored", "offloaded", "recomputed", "free"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of the forward pass, or one input that the backward pass reads.
+
+    Attributes:
+        position: its number among the forward values, as `values:` policies count them; None for inputs.
+        op: the operation that made it, `input` for inputs.
+        path: the module path.
+        names: its tags.
+        source: file and line of the code that made it.
+        shape: its shape, the leading axis of a scan included.
+        dtype: its type.
+        size_bytes: its size; 0 for broadcast constants.
+        decision: stored or offloaded: kept for the backward pass; recomputed: computed again there; free: neither.
+        why: the reason.
+    """
+
+    position: int | None
+    op: str
+    path: str
+    names: tuple[str, ...]
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    decision: Decision
+    why: str
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the value occupies from the forward to the backward pass."""
+        return self.size_bytes if self.decision in ("stored", "offloaded") else 0
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What is kept for the backward pass. Prints as a table; `to_json` gives all rows.
+
+    Attributes:
+        policy: the policy that chose, `everything` for a function without one.
+        rows: the values in program order, then the inputs that are read again.
+        matches: for every selector of the policy how many values it fits, bodies of scans included.
+    """
+
+    policy: str
+    rows: Sequence[Row]
+    matches: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes that are kept, on the device and in host memory, inputs not counted: they are there anyway."""
+        return sum(row.kept_bytes for row in self.rows)
+
+    @property
+    def host_bytes(self) -> int:
+        """The part of `total_bytes` that is kept in host memory."""
+        return sum(row.kept_bytes for row in self.rows if row.decision == "offloaded")
+
+    @property
+    def recomputed(self) -> dict[str, int]:
+        """How many values of each operation are computed again."""
+        return dict(Counter(row.op for row in self.rows if row.decision == "recomputed"))
+
+    def by(self, label: Literal["op", "path", "name"]) -> dict[str, int]:
+        """Returns the kept bytes per operation, module path or tag, largest first; untagged values under ''.
+
+        Raises:
+            ValueError: `label` is none of the three.
+        """
+        of: dict[str, Callable[[Row], str]] = {
+            "op": lambda row: row.op,
+            "path": lambda row: row.path,
+            "name": lambda row: ",".join(row.names),
+        }
+        if label not in of:
+            raise ValueError(f"residuals: group by one of {', '.join(of)}; got {label!r}.")
+        totals = Counter[str]()
+        for row in self.rows:
+            if row.kept_bytes:
+                totals[of[label](row)] += row.kept_bytes
+        return dict(totals.most_common())
+
+    def to_json(self) -> str:
+        """Returns one JSON document: policy, totals, matches and all rows."""
+        document = {
+            "policy": self.policy,
+            "total_bytes": self.total_bytes,
+            "host_bytes": self.host_bytes,
+            "matches": dict(self.matches),
+            "rows": [asdict(row) for row in self.rows],
+        }
+        return json.dumps(document)
+
+    def __str__(self) -> str:
+        limit = max((row.size_bytes for row in self.rows), default=0) // _SHOWN_FRACTION
+        shown = [r for r in self.rows if r.kept_bytes or (r.size_bytes > limit and r.decision != "free")]
+        left_out = sum(row.position is not None for row in self.rows) - len(shown)
+        body = [
+            (
+                "-" if row.position is None else str(row.position),
+                row.decision,
+                row.op,
+                row.path,
+                ",".join(row.names),
+                f"{row.dtype}[{','.join(map(str, row.shape))}]",
+                human_bytes(row.size_bytes),
+                row.source.rpartition("/")[2],
+                row.why,
+            )
+            for row in shown
+        ]
+        title = f"Residuals under {self.policy} (from the trace): {human_bytes(self.total_bytes)} kept"
+        title += f", {human_bytes(self.host_bytes)} of it in host memory" if self.host_bytes else ""
+        matched = ", ".join(f"{selector} {count}" for selector, count in self.matches.items())
+        lines = [
+            title,
+            table(("#", "decision", "op", "path", "name", "value", "bytes", "source", "why"), body, right=(0, 6)),
+        ]
+        if left_out:
+            lines.append(f"{left_out} values that are small, or free, are not shown; to_json has them all.")
+        return "\n".join([*lines, f"Matches: {matched}"] if matched else lines)
+
+
+def residuals(f: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Residuals:
+    """Returns what is kept for the backward pass of `f`, value by value.
+
+    Args:
+        f: a function that `jaxremat.remat` returned, or any other: then it is what plain reverse mode keeps.
+        *args: its arguments; `jax.ShapeDtypeStruct` does where only shapes matter. Nothing is computed.
+        argnums: the arguments that are differentiated, as for `jax.grad`.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        The ledger. Views are counted with the value that they show, broadcast constants as 0, and what a scan's body
+        keeps times the scan's length.
+
+    Raises:
+        PolicyError: the policy does not fit the function.
+        TypeError: the arguments at `argnums` hold nothing that can be differentiated.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxremat
+        >>> def loss(w, x):
+        ...     return jnp.tanh(jnp.tanh(x @ w) @ w).sum()
+        >>> w, x = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 8), jnp.float32)
+        >>> jaxremat.residuals(jaxremat.remat(loss, "dots"), w, x).by("op")
+        {'dot': 256}
+        >>> jaxremat.residuals(loss, w, x).total_bytes >= 256
+        True
+    """
+    function = f if isinstance(f, Rematerialized) else Rematerialized(f, p.Everything(), (), ())
+    program, _, _ = function.program(*args, **kwargs)
+    return ledger(program.cut(_perturbed(function, program, args, kwargs, argnums)))
+
+
+def ledger(cut: Cut) -> Residuals:
+    """Returns the ledger of a cut."""
+    choice = cut.choice
+    graph = choice.graph
+    rows = [_row(choice, value) for value in graph.values]
+    read = {v for i in choice.recomputed for v in graph.forward[i].invars if isinstance(v, Var)} | set(
+        graph.read_backward
+    )
+    rows += [_input_row(v) for v in graph.inputs if v in read]
+    return Residuals(str(choice.policy), rows, cut.matches)
+
+
+def _perturbed(
+    function: Rematerialized,
+    program: Program,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    argnums: int | Sequence[int],
+) -> tuple[bool, ...]:
+    asked = {argnums} if isinstance(argnums, int) else set(argnums)
+    asked = {n % len(args) if args else n for n in asked}
+    static = {n % len(args) if args else n for n in function.static_argnums}
+    flags = [False] * len(program.closed_over)
+    for position, arg in enumerate(args):
+        if position not in static:
+            leaves = jax.tree.leaves(arg)
+            flags += [position in asked and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
+    flags += [False] * (len(program.function.in_avals) - len(flags))
+    if not any(flags):
+        raise TypeError(
+            f"residuals: argnums={argnums} names no floating-point array, so there is no backward pass; "
+            f"the function was called with {len(args)} positional arguments."
+        )
+    return tuple(flags)
+
+
+def _row(choice: Choice, value: Value) -> Row:
+    decision, why = _decision(choice, value)
+    aval: Any = value.var.aval
+    labels = value.labels
+    source = compat.source_line(value.eqn)
+    return Row(
+        value.position, labels.op, labels.path, labels.names, source, aval.shape, str(aval.dtype), value.size_bytes, decision, why
+    )  # fmt: skip
+
+
+def _input_row(var: Var) -> Row:
+    aval: Any = var.aval
+    why = "an input of the function, read again in the backward pass"
+    return Row(None, "input", "", (), "", aval.shape, str(aval.dtype), size_bytes(aval), "free", why)
+
+
+def _decision(choice: Choice, value: Value) -> tuple[Decision, str]:
+    graph = choice.graph
+    if value.var in choice.kept:
+        mark = choice.kept[value.var]
+        return ("offloaded" if mark.host else "stored"), mark.selector
+    if (root := graph.root(value.var)) is not value.var:
+        shown = (
+            f"value {graph.value_of[root].position}" if isinstance(root, Var) and root in graph.value_of else "an input"
+        )
+        return "free", f"a view of {shown}"
+    if value.eqn.primitive.name in CONSTANTS and not value.size_bytes:
+        return "free", "broadcast constant"
+    if value.index in choice.recomputed:
+        return "recomputed", _why_recomputed(choice, graph, value)
+    if value.var in choice.marks:
+        return (
+            "free",
+            f"{choice.marks[value.var].selector} fits, but neither the backward pass nor recomputation reads it",
+        )
+    return "free", "not read by the backward pass"
+
+
+def _why_recomputed(choice: Choice, graph: Graph, value: Value) -> str:
+    if any(v in choice.kept for v in value.eqn.outvars):
+        return "made again together with another output of its equation"
+    if isinstance(choice.policy, p.Nothing):
+        return "nothing is stored but inputs"
+    if 0 < value.size_bytes <= graph.small_bytes:
+        return "small, and made from what is there"
+    return "no selector stores it"

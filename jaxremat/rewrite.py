@@ -1,0 +1,278 @@
+"""The cut: a choice made into two programs, one that runs forward and one that runs backward.
+
+The backward program recomputes what was not stored *just in time*: when a backward equation first needs a missing value,
+the stored values that the recomputation starts from pass through one `optimization_barrier` together with the cotangent
+which that equation reads. So no compiler can merge the recomputation with the forward pass (they are different values now)
+or start it before the backward pass has come that far. One barrier opens as much as the choice allows: it stays open until
+an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxremat import compat
+from jaxremat.choice import Choice
+from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxremat.graph import CONSTANTS, live, size_bytes
+from jaxremat.inline import inline, resolve
+
+
+def forward_program(choice: Choice) -> ClosedJaxpr:
+    """Returns the program inputs -> (outputs, stored values)."""
+    graph = choice.graph
+    outvars = [*graph.outputs, *choice.kept]
+    eqns = live(graph.forward, (v for v in outvars if isinstance(v, Var)))
+    return compat.program(graph.inputs, outvars, eqns)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward program, and which of its possible arguments it takes.
+
+    Attributes:
+        program: (stored values and inputs that it reads, cotangents that it reads) -> gradients.
+        reads: the stored values and inputs, in the program's order.
+        cotangents: the positions of the outputs whose cotangents it reads.
+        gradients: the positions of the inputs whose gradients it returns.
+    """
+
+    program: ClosedJaxpr
+    reads: Sequence[Var]
+    cotangents: Sequence[int]
+    gradients: Sequence[int]
+
+
+def backward_program(choice: Choice, zero: Sequence[bool]) -> Backward:
+    """Returns the program that computes gradients from stored values.
+
+    Args:
+        choice: what is stored.
+        zero: for every output whether its cotangent is known to be zero. Backward equations that only see zeros are
+            left out, with the recomputation that they alone would need.
+    """
+    graph = choice.graph
+    writer = _Writer(choice, {ct for ct, z in zip(graph.cotangents, zero) if ct is not None and z})
+    for index, eqn in enumerate(graph.backward):
+        if index not in graph.late:
+            writer.write(eqn)
+    gradients = {i: writer.result(g) for i, g in enumerate(graph.gradients) if g is not None and not writer.is_zero(g)}
+    wanted = list(gradients.values())
+    eqns = live(writer.eqns, (v for v in wanted if isinstance(v, Var)))
+    read = {v for eqn in eqns for v in eqn.invars if isinstance(v, Var)} | {v for v in wanted if isinstance(v, Var)}
+    stored = [var for var in (*choice.kept, *graph.inputs) if writer.entry(var) in read]
+    cotangents = [i for i, ct in enumerate(graph.cotangents) if ct is not None and ct in read]
+    invars = [
+        *(writer.entry(var) for var in stored),
+        *(ct for i in cotangents if (ct := graph.cotangents[i]) is not None),
+    ]
+    return Backward(compat.program(invars, wanted, eqns), stored, cotangents, list(gradients))
+
+
+class _Writer:
+    """Writes the backward equations in order, and before each the recomputation that it needs."""
+
+    def __init__(self, choice: Choice, zeros: Collection[Var]) -> None:
+        graph = choice.graph
+        self.graph, self.kept = graph, choice.kept
+        self.eqns = list[JaxprEqn]()
+        self.inputs = set(graph.inputs)
+        self.late_maker = {v: i for i in graph.late for v in graph.backward[i].outvars}
+        self.made_by = {v: eqn for eqn in graph.backward for v in eqn.outvars}
+        # When each backward value was written; the cotangents were there before all others.
+        self.written_at = {ct: 0 for ct in graph.cotangents if ct is not None}
+        self.names = dict[Var, Atom]()  # what stands for a backward value now: gated, or the other half of a sum
+        self.zeros = set(zeros)
+        self.skipped = dict[Var, JaxprEqn]()  # equations left out as all cotangents that they read are zero
+        self.remade = set[Var]()  # forward and late values that are there again
+        self.gate = dict[Var, Var]()  # stored values and inputs as they passed the gate that is open
+        self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
+        self.hosts = {
+            var: compat.new_var(var.aval.update(memory_space=jax.memory.Space.Host))
+            for var, mark in choice.kept.items()
+            if mark.host
+        }
+
+    def entry(self, var: Var) -> Var:
+        """The variable under which a stored value enters the program."""
+        return self.hosts.get(var, var)
+
+    def is_zero(self, atom: Atom) -> bool:
+        return isinstance(atom, Var) and resolve(atom, self.names) in self.zeros
+
+    def result(self, atom: Atom) -> Atom:
+        """What stands for a gradient at the end."""
+        if isinstance(atom, Var) and atom not in self.written_at:
+            self._remake([atom], gate_on=None)
+        return self._current(atom)
+
+    def write(self, eqn: JaxprEqn) -> None:
+        """Writes an equation that depends on a cotangent, unless all cotangents that it reads are zero."""
+        moving = [v for v in eqn.invars if isinstance(v, Var) and v in self.written_at]
+        self.written_at.update(dict.fromkeys(eqn.outvars, len(self.written_at)))
+        alive = [v for v in moving if not self.is_zero(v)]
+        if not alive:
+            self.zeros.update(eqn.outvars)
+            self.skipped.update(dict.fromkeys(eqn.outvars, eqn))
+        elif eqn.primitive.name == "add_any" and len(alive) < len(moving):
+            self.names[eqn.outvars[0]] = resolve(alive[0], self.names)
+        else:
+            for var in moving:
+                self._materialize(var)
+            self._emit(eqn, max(moving, key=self.written_at.__getitem__))
+
+    def _materialize(self, var: Var) -> None:
+        """Writes what was skipped: a value that is zero, but is read beside one that is not."""
+        root = resolve(var, self.names)
+        if not isinstance(root, Var) or root not in self.zeros:
+            return
+        self.zeros.discard(root)
+        if root not in self.skipped:
+            return  # a cotangent of the function itself: the caller hands in zeros
+        eqn = self.skipped[root]
+        self.zeros.difference_update(eqn.outvars)
+        moving = [v for v in eqn.invars if isinstance(v, Var) and v in self.written_at]
+        for operand in moving:
+            self._materialize(operand)
+        self._emit(eqn, max(moving, key=self.written_at.__getitem__))
+
+    def _emit(self, eqn: JaxprEqn, gate_on: Var) -> None:
+        self._remake([v for v in eqn.invars if isinstance(v, Var) and v not in self.written_at], gate_on)
+        self.eqns.append(eqn.replace(invars=[self._current(atom) for atom in eqn.invars]))
+
+    def _current(self, atom: Atom) -> Atom:
+        """What stands for an operand of a backward equation."""
+        if isinstance(atom, Literal):
+            return atom
+        if atom in self.gate:
+            return self.gate[atom]
+        return self.fetched[atom] if atom in self.hosts else resolve(atom, self.names)
+
+    def _remake(self, wanted: Sequence[Var], gate_on: Var | None) -> None:
+        """Writes the recomputation of those of the wanted values that are not there, behind a gate on a cotangent."""
+        forward, late, frontier = self._missing(wanted)
+        for var in (*frontier, *wanted):
+            if var in self.hosts and var not in self.fetched:
+                self._fetch(var, gate_on)
+        opened = dict[Var, Var]()
+        eqns = [*(self.graph.forward[i] for i in forward), *(self.graph.backward[i] for i in late)]
+        if forward and gate_on is not None:
+            # Small values pass along with large ones, but ask for no gate of their own: it would break a fusion.
+            if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
+                self._open(list(frontier), gate_on, eqns[0])
+            opened = self.gate
+        for eqn in eqns:
+            invars = [
+                opened[v] if isinstance(v, Var) and v in opened and self._is_there(v) else self._current(v)
+                for v in eqn.invars
+            ]
+            # An equation with several outputs may be run again for one of them while another is stored.
+            outvars = [compat.new_var(v.aval) if v in self.kept else v for v in eqn.outvars]
+            self.eqns.append(eqn.replace(invars=invars, outvars=outvars))
+            self.remade.update(v for v in eqn.outvars if v not in self.kept)
+
+    def _is_there(self, var: Var) -> bool:
+        return var in self.kept or var in self.inputs
+
+    def _missing(self, wanted: Sequence[Var]) -> tuple[list[int], list[int], dict[Var, None]]:
+        """Forward and late equations to run, in order, and the stored values and inputs that they start from."""
+        forward, late, frontier = set[int](), set[int](), dict[Var, None]()
+        todo = [v for v in wanted if not self._is_there(v)]
+        while todo:
+            var = todo.pop()
+            if var in self.remade:
+                continue
+            if self._is_there(var):
+                frontier[var] = None
+                continue
+            if var in self.late_maker:
+                index, done, eqn = self.late_maker[var], late, self.graph.backward[self.late_maker[var]]
+            else:
+                index, done, eqn = self.graph.maker[var], forward, self.graph.forward[self.graph.maker[var]]
+            if index not in done:
+                done.add(index)
+                todo += [v for v in eqn.invars if isinstance(v, Var)]
+        return sorted(forward), sorted(late), frontier
+
+    def _to_gate(self, eqns: Sequence[JaxprEqn], frontier: Collection[Var]) -> dict[Var, None]:
+        """Those of the stored values and inputs that must pass a gate before `eqns` run: large ones, and random keys.
+
+        What is computed from small values alone is small: a compiler may take it from the forward pass. Where something
+        large is made from small values (a dropout mask from its key), those are gated too.
+        """
+        limit = self.graph.small_bytes
+        gated = {v: None for v in frontier if size_bytes(v.aval) > limit}
+        moving = {v for v in self.remade if size_bytes(v.aval) > limit} | set(gated)
+        sources = {v: frozenset((v,)) for v in frontier if v not in gated}
+        for eqn in eqns:
+            read = [v for v in eqn.invars if isinstance(v, Var)]
+            if any(v in moving for v in read):
+                moving.update(eqn.outvars)
+                continue
+            origin = frozenset().union(*(sources.get(v, frozenset()) for v in read))
+            if eqn.primitive.name not in CONSTANTS and any(size_bytes(v.aval) > limit for v in eqn.outvars):
+                gated.update(dict.fromkeys(sorted(origin, key=list(frontier).index)))
+                moving.update(eqn.outvars)
+            else:
+                sources.update(dict.fromkeys(eqn.outvars, origin))
+        return gated
+
+    def _open(self, frontier: Sequence[Var], gate_on: Var, like: JaxprEqn) -> None:
+        """Opens a new gate: stored values that are there when a cotangent is, and not before.
+
+        Inside of `shard_map` a barrier takes values that vary over the same axes of the mesh. A value that varies over
+        fewer axes than the cotangent, such as a replicated weight, passes ungated.
+        """
+        moving = self._narrowed(gate_on)
+        if not isinstance(moving, Var):
+            return
+        self.gate = {v: self.fetched.get(v, v) for v in frontier}
+        groups = dict[frozenset[str], list[Var]]()
+        for var in frontier:
+            groups.setdefault(compat.varying_axes(var.aval), []).append(var)
+        own_axes = compat.varying_axes(moving.aval)
+        for axes, group in groups.items():
+            if not axes >= own_axes:
+                continue
+            key = moving if axes == own_axes else self._varied(moving, axes - own_axes)
+            gate = compat.barrier([*(self.gate[v] for v in group), key], like)
+            self.eqns.append(gate)
+            self.gate.update(zip(group, gate.outvars))
+            if axes == own_axes:
+                moving = self.names[moving] = gate.outvars[-1]
+
+    def _varied(self, var: Var, axes: Collection[str]) -> Var:
+        """A cotangent as it enters a barrier beside values that differ over more axes of a mesh."""
+        return self._traced(lambda x: jax.lax.pcast(x, tuple(sorted(axes)), to="varying"), var)
+
+    def _traced(self, function: Callable[[Any], Any], operand: Var) -> Var:
+        """Writes the equations of a function of one value; returns its result."""
+        traced = jax.make_jaxpr(function)(operand.aval).jaxpr
+        eqns, names = inline(traced.eqns, {traced.invars[0]: operand})
+        out = resolve(traced.outvars[0], names)
+        assert isinstance(out, Var)
+        self.eqns += eqns
+        return out
+
+    def _narrowed(self, var: Var) -> Atom:
+        """The cotangent to gate on: of a broadcast its source, which need not be written out to pass a barrier."""
+        while var in self.made_by and self.made_by[var].primitive.name == "broadcast_in_dim":
+            source = self.made_by[var].invars[0]
+            if not isinstance(source, Var) or source not in self.written_at:
+                break
+            var = source
+        return resolve(var, self.names)
+
+    def _fetch(self, var: Var, gate_on: Var | None) -> None:
+        """Brings an offloaded value back to the device once a cotangent is there."""
+        like = self.graph.forward[self.graph.maker[var]]
+        host = self.hosts[var]
+        moving = self._narrowed(gate_on) if gate_on is not None else None
+        if isinstance(moving, Var):
+            gate = compat.barrier([host, moving], like)
+            self.eqns.append(gate)
+            host, self.names[moving] = gate.outvars[0], gate.outvars[1]
+        space = jax.memory.Space
+        self.fetched[var] = self._traced(lambda x: jax.device_put(x, space.Device, src=space.Host), host)
