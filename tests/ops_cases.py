@@ -151,7 +151,7 @@ NORMS = {
     "batch_norm_relu": Case(ops.batch_norm_relu, _linen_batch_norm_relu, (*_IMAGE, (8,), (8,))),
 }
 DROPOUT = {
-    "dropout": Case(lambda x: ops.dropout(x, 0.3, KEY), _linen_dropout(0.3, KEY), _IMAGE),
+    "dropout": Case(lambda x: ops.dropout(x, 0.3, KEY), _linen_dropout(0.3, KEY), ((3, 5),)),
     "dropout-key": Case(lambda x: ops.dropout(x, 0.3, QUICK, keep="key"), _linen_dropout(0.3, QUICK), _IMAGE),
     "dropout-shared": Case(
         lambda x: ops.dropout(x, 0.3, QUICK, broadcast_dims=(1, -2)), _linen_dropout(0.3, QUICK, (1, -2)), _IMAGE

@@ -11,7 +11,7 @@ from ops_cases import pullback, uneven
 
 from jaxremat import ops
 
-SETTINGS = {"deadline": None, "derandomize": True, "max_examples": 12}
+SETTINGS = {"deadline": None, "derandomize": True, "max_examples": 8}
 
 
 @hypothesis.settings(**SETTINGS)
