@@ -66,6 +66,7 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
         config.model,
         classes=len(dataset.classes),
         dtype=dtype,
+        ops=config.ops,
         wrap_block=policies.block_wrapper(policy, regions),
     )
     steps_per_epoch = len(dataset.train_labels) // config.batch_size

@@ -12,7 +12,6 @@ import jaxremat
 from jaxremat import ops
 
 POLICIES = ["nothing", "dots", "ops:relu=store,*=recompute"]
-OPTIONS = {"compiler_options": jaxremat.compiler_options()}
 
 
 def images(weights, x):
@@ -49,7 +48,7 @@ PROGRAMS = {
 
 
 def gradients(f, args):
-    return jax.jit(jax.value_and_grad(f, argnums=(0, 1)), **OPTIONS)(*args)
+    return jax.jit(jax.value_and_grad(f, argnums=(0, 1)), compiler_options=jaxremat.compiler_options())(*args)
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
