@@ -1,6 +1,5 @@
 """Each operation beside its counterpart, and what plain reverse mode keeps for either: shared by the tests of the ops."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,42 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import Literal
 
 from jaxremat import ops
-
-
-class Kept(NamedTuple):
-    """Bytes of the distinct arrays that the backward pass reads, by where they come from."""
-
-    inputs: int
-    outputs: int
-    made: int
-
-    @property
-    def beyond_output(self) -> int:
-        return self.inputs + self.made
-
-
-def kept(f: Callable[..., Any], *args: Any) -> Kept:
-    """Returns what `jax.vjp(f, *args)` keeps; `args` may be shapes. A broadcast scalar is no array of its size."""
-
-    def forward(*args: Any) -> Any:
-        out, vjp = jax.vjp(f, *args)
-        return out, jax.tree.leaves(vjp)
-
-    closed, (out, _) = jax.make_jaxpr(forward, return_shape=True)(*args)
-    jaxpr, count = closed.jaxpr, len(jax.tree.leaves(out))
-    outputs, residuals = jaxpr.outvars[:count], jaxpr.outvars[count:]
-    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    totals = {"inputs": 0, "outputs": 0, "made": 0}
-    for v in dict.fromkeys(v for v in residuals if not isinstance(v, Literal)):
-        eqn = made_by.get(v)
-        if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and eqn.invars[0].aval.size == 1:
-            continue
-        where = "inputs" if v in jaxpr.invars else "outputs" if v in outputs else "made"
-        totals[where] += math.prod(v.aval.shape) * v.aval.dtype.itemsize
-    return Kept(**totals)
 
 
 class Case(NamedTuple):
@@ -111,7 +76,10 @@ SOFTMAX = {
     "softmax-where": Case(partial(ops.softmax, where=WHERE), partial(jax.nn.softmax, where=WHERE), _ROWS),
     "softmax-all": Case(partial(ops.softmax, axis=None), partial(jax.nn.softmax, axis=None), _ROWS),
     "log_softmax": Case(ops.log_softmax, jax.nn.log_softmax, _ROWS),
-    "log_softmax-first": Case(partial(ops.log_softmax, axis=0), partial(jax.nn.log_softmax, axis=0), _ROWS),
+    "log_softmax-output": Case(partial(ops.log_softmax, keep="output"), jax.nn.log_softmax, _ROWS),
+    "log_softmax-first": Case(
+        partial(ops.log_softmax, axis=0, keep="output"), partial(jax.nn.log_softmax, axis=0), _ROWS
+    ),
     "logsumexp": Case(partial(ops.logsumexp, axis=-1), partial(jax.nn.logsumexp, axis=-1), _ROWS),
     "logsumexp-all": Case(ops.logsumexp, jax.nn.logsumexp, _ROWS),
     "logsumexp-where": Case(

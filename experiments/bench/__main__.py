@@ -11,6 +11,7 @@ BENCHES = {
     "distributed": "loss curves of several processes and devices beside one device's",
     "harness": "step time of the harness beside a bare jitted loop",
     "kill": "a run that is killed ten times beside an undisturbed one",
+    "ops": "the operations that keep less beside their counterparts: bytes, errors, time",
 }
 
 

@@ -50,6 +50,13 @@ def _mean(o: Options, *xs: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(_spread(o, mean, x) for mean, x in zip(means, xs))
 
 
+def _mean_of_tangent(o: Options, t: jax.Array) -> jax.Array:
+    """Returns the mean; over a group pixels first, so that its transpose spreads one number a channel, not a group's."""
+    if o.groups is None:
+        return _mean(o, t)[0]
+    return _mean(o, jnp.mean(t, o.reduced[:-1], keepdims=True))[0]
+
+
 def _wide(o: Options, x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(o.dtype or x.dtype, jnp.float32))
 
@@ -107,14 +114,21 @@ def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_b
     x, mean, raw, scale, bias = kept
     tx = _wide(o, tx)
     centred = _centre(o, x, mean)
-    t_raw = 2 * _mean(o, centred * tx)[0]  # Σ (x - mean) = 0, so the mean's own tangent drops out
-    (t_mean,) = _mean(o, tx) if o.centred else (None,)
+    t_raw = 2 * _mean_of_tangent(o, centred * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
+    t_mean = _mean_of_tangent(o, tx) if o.centred else None
     if scale is None:
         factor, t_factor = jax.jvp(lambda v: _factor(o, v, None), (raw,), (t_raw,))
     else:
         factor, t_factor = jax.jvp(lambda v, s: _factor(o, v, s), (raw, scale), (t_raw, t_scale))
-    t = (tx if t_mean is None else tx - t_mean) * factor + centred * t_factor
-    t = (t if t_bias is None else t + t_bias).astype(_out_dtype(o, x, scale, bias))
+    shift_shapes = [a.shape for a in (factor, t_mean, t_bias) if a is not None]
+    if t_mean is not None and jnp.broadcast_shapes(*shift_shapes) == t_mean.shape:
+        # Mean and bias shift whole channels. Added up first, they need one sum over the cotangent instead of two.
+        shift = -t_mean * factor
+        t = tx * factor + centred * t_factor + (shift if t_bias is None else shift + t_bias)
+    else:
+        t = (tx if t_mean is None else tx - t_mean) * factor + centred * t_factor
+        t = t if t_bias is None else t + t_bias
+    t = t.astype(_out_dtype(o, x, scale, bias))
     if o.gated:
         t = lax.select(_affine(o, x, mean, raw, scale, bias) > 0, t, jnp.zeros_like(t))
     return t, t_mean, t_raw

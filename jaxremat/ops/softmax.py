@@ -1,6 +1,6 @@
 """The softmax family: the output of a softmax, the input of a log-sum-exp, and never a second array of that size.
 
-Bytes kept per float32 element: `softmax` and `log_softmax` 0 beyond the output; `logsumexp` and the cross-entropy 4, the
+Bytes kept per float32 element: `softmax` 0 beyond the output; `log_softmax` 4, or 0 beyond its output; `logsumexp` and the cross-entropy 4, the
 input itself, and for each row its maximum and its sum. JAX keeps two to four arrays of the input's size.
 """
 
@@ -38,15 +38,20 @@ _SOFTMAX = named(
         _softmax_tangent,
     ),
 )
-_LOG_SOFTMAX = named(
-    "log_softmax",
-    lean(
+
+
+def _log_softmax_value(axis: Axes, x: jax.Array, where: jax.Array | None) -> jax.Array:
+    return jax.nn.log_softmax(x, axis, where)
+
+
+_LOG_SOFTMAX = {
+    # JAX's own derivative keeps exactly the exponentials, and each row's sum.
+    "exponentials": named("log_softmax", _log_softmax_value),
+    "output": named(
         "log_softmax",
-        lambda axis, x, where: jax.nn.log_softmax(x, axis, where),
-        lambda axis, y, x, where: (y, where),
-        _log_softmax_tangent,
+        lean("log_softmax", _log_softmax_value, lambda axis, y, x, where: (y, where), _log_softmax_tangent),
     ),
-)
+}
 
 
 def _sum_exp_value(axis: Axes, x: jax.Array, where: jax.Array | None, top: jax.Array) -> jax.Array:
@@ -122,23 +127,26 @@ def softmax(x: Any, axis: int | Axes | None = -1, where: Any = None) -> jax.Arra
     return _SOFTMAX(checks.axes("softmax", axis, x.ndim), x, checks.mask("softmax", where, x.shape))
 
 
-def log_softmax(x: Any, axis: int | Axes | None = -1, where: Any = None) -> jax.Array:
+def log_softmax(x: Any, axis: int | Axes | None = -1, where: Any = None, *, keep: str = "exponentials") -> jax.Array:
     """Returns the logarithm of the softmax along `axis`, as `jax.nn.log_softmax`; keeps its output alone.
 
     Args:
         x: floating-point numbers, of any shape.
         axis: the axis or axes whose exponentials sum to 1; `None` for all.
         where: a boolean mask that broadcasts to `x`; masked elements are -inf in the output.
+        keep: `"exponentials"`, one array of the size of `x`, as JAX; or `"output"`, free where the output is kept anyway, for
+            a second exponential of each element in the backward pass, a tenth of the time on CPU.
 
     Returns:
         An array like `x`.
 
     Raises:
         TypeError: `x` is not floating-point, `axis` no integer, or `where` not boolean.
-        ValueError: an axis out of range, or a mask that does not broadcast.
+        ValueError: an axis out of range, a mask that does not broadcast, or an unknown word for `keep`.
     """
     x = checks.floating("log_softmax", x)
-    return _LOG_SOFTMAX(checks.axes("log_softmax", axis, x.ndim), x, checks.mask("log_softmax", where, x.shape))
+    keep = checks.choice("log_softmax", "keep", keep, tuple(_LOG_SOFTMAX))
+    return _LOG_SOFTMAX[keep](checks.axes("log_softmax", axis, x.ndim), x, checks.mask("log_softmax", where, x.shape))
 
 
 def logsumexp(x: Any, axis: int | Axes | None = None, *, keepdims: bool = False, where: Any = None) -> jax.Array:
