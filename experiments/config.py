@@ -8,12 +8,13 @@ from typing import Any, Literal
 import jaxremat
 from experiments.errors import ExperimentError
 from experiments.models import ModelName
+from experiments.operations import OpsName
 from experiments.policies import split_policies
 
 # Fields that decide the run's parameters, or what its record says of them: a checkpoint belongs to one choice of them.
 # The rest may change between a run and its resumption.
 IDENTITY = (
-    "model", "policy", "regions", "epochs", "batch_size", "learning_rate", "precision", "seed",
+    "model", "ops", "policy", "regions", "epochs", "batch_size", "learning_rate", "precision", "seed",
 )  # fmt: skip
 
 
@@ -26,6 +27,8 @@ class Config:
     or segments:sqrt. An unknown spelling prints the grammar. Several, with commas between, with --dry-run."""
     model: ModelName = "net"
     """The network; experiments/models.py lists its modules and tags."""
+    ops: OpsName = "standard"
+    """standard: the operations of JAX and Flax; lean: jaxremat's, with the same weights and values, that keep less."""
     epochs: int = 10
     """Passes over the training images."""
     batch_size: int = 128

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from experiments.errors import ExperimentError
+from experiments.operations import Operations, OpsName, operations
 from jaxremat import name
 
 ModelName = Literal["net", "resnet18", "wrn16_4", "vit"]
@@ -43,7 +44,12 @@ def as_it_is(block: BlockClass) -> BlockClass:
 
 
 def build(
-    model: ModelName, *, classes: int = 10, dtype: Dtype = jnp.float32, wrap_block: WrapBlock = as_it_is
+    model: ModelName,
+    *,
+    classes: int = 10,
+    dtype: Dtype = jnp.float32,
+    ops: OpsName = "standard",
+    wrap_block: WrapBlock = as_it_is,
 ) -> nn.Module:
     """Returns the named network, to be called as `network.apply(variables, images, train)`.
 
@@ -51,11 +57,13 @@ def build(
         model: one of `net`, `resnet18`, `wrn16_4`, `vit`.
         classes: number of logits.
         dtype: type of the computation; parameters, statistics of norms and logits are float32 in any case.
+        ops: `standard` for the operations of JAX and Flax, `lean` for those of jaxremat that keep less. Parameters and
+            initial weights are the same.
         wrap_block: applied to the class of each block, for example a rematerializing transformation. It must keep
             names and parameters.
 
     Raises:
-        ExperimentError: there is no such model.
+        ExperimentError: there is no such model, or no such operations.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -72,7 +80,7 @@ def build(
     }
     if model not in networks:
         raise ExperimentError(f"A model is one of {', '.join(get_args(ModelName))}; got {model!r}.")
-    return networks[model](classes=classes, dtype=dtype, wrap_block=wrap_block)
+    return networks[model](classes=classes, dtype=dtype, ops=operations(ops), wrap_block=wrap_block)
 
 
 class ConvBlock(nn.Module):
@@ -80,13 +88,14 @@ class ConvBlock(nn.Module):
 
     features: int
     dtype: Dtype
+    ops: Operations
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns the pooled activations."""
         x = name(nn.Conv(self.features, (5, 5), padding="VALID", dtype=self.dtype, name="conv")(x), "conv_out")
-        x = name(nn.relu(x), "relu_out")
-        return name(nn.max_pool(x, (2, 2), strides=(2, 2)), "pool_out")
+        x = name(self.ops.relu_before_pool(x), "relu_out")
+        return name(self.ops.max_pool(x, (2, 2), strides=(2, 2)), "pool_out")
 
 
 class DenseHead(nn.Module):
@@ -94,6 +103,7 @@ class DenseHead(nn.Module):
 
     classes: int
     dtype: Dtype
+    ops: Operations
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -101,7 +111,7 @@ class DenseHead(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate((120, 84), start=1):
             x = name(nn.Dense(width, dtype=self.dtype, name=f"fc{i}")(x), "fc_out")
-            x = name(nn.relu(x), "relu_out")
+            x = name(self.ops.relu(x), "relu_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="fc3")(x)
 
 
@@ -110,6 +120,7 @@ class Net(nn.Module):
 
     classes: int
     dtype: Dtype
+    ops: Operations
     wrap_block: WrapBlock
 
     @nn.compact
@@ -117,9 +128,9 @@ class Net(nn.Module):
         """Returns logits of shape (batch, classes)."""
         conv_block, head = self.wrap_block(ConvBlock), self.wrap_block(DenseHead)
         x = images.astype(self.dtype)
-        x = conv_block(6, self.dtype, name="block1")(x, train)
-        x = conv_block(16, self.dtype, name="block2")(x, train)
-        return head(self.classes, self.dtype, name="head")(x, train).astype(jnp.float32)
+        x = conv_block(6, self.dtype, self.ops, name="block1")(x, train)
+        x = conv_block(16, self.dtype, self.ops, name="block2")(x, train)
+        return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(jnp.float32)
 
 
 def _conv(features: int, size: int, stride: int, dtype: Dtype, name: str) -> nn.Conv:
@@ -137,8 +148,8 @@ def _global_pool(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x).mean(axis=(1, 2))
 
 
-def _batch_norm(train: bool, dtype: Dtype, name: str, **options: Any) -> nn.BatchNorm:
-    return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name, **options)
+def _batch_norm(ops: Operations, train: bool, dtype: Dtype, name: str) -> nn.BatchNorm:
+    return ops.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name)
 
 
 class BasicBlock(nn.Module):
@@ -147,20 +158,21 @@ class BasicBlock(nn.Module):
     features: int
     stride: int
     dtype: Dtype
+    ops: Operations
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, train, self.dtype)
+        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, self.ops, train, self.dtype)
         y = name(conv(3, self.stride, name="conv1")(x), "conv_out")
         y = name(bn("bn1")(y), "bn_out")
-        y = name(nn.relu(y), "relu_out")
+        y = name(self.ops.relu(y), "relu_out")
         y = name(conv(3, 1, name="conv2")(y), "conv_out")
         y = name(bn("bn2")(y), "bn_out")
         if x.shape != y.shape:
             x = name(conv(1, self.stride, name="conv_shortcut")(x), "conv_out")
             x = name(bn("bn_shortcut")(x), "shortcut_out")
-        return name(nn.relu(x + y), "block_out")
+        return name(self.ops.relu(x + y), "block_out")
 
 
 class Stem(nn.Module):
@@ -168,13 +180,14 @@ class Stem(nn.Module):
 
     features: int
     dtype: Dtype
+    ops: Operations
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns the first activations."""
         x = name(_conv(self.features, 3, 1, self.dtype, name="conv1")(x), "conv_out")
-        x = name(_batch_norm(train, self.dtype, "bn1")(x), "bn_out")
-        return name(nn.relu(x), "block_out")
+        x = name(_batch_norm(self.ops, train, self.dtype, "bn1")(x), "bn_out")
+        return name(self.ops.relu(x), "block_out")
 
 
 class ResNet18(nn.Module):
@@ -182,16 +195,17 @@ class ResNet18(nn.Module):
 
     classes: int
     dtype: Dtype
+    ops: Operations
     wrap_block: WrapBlock
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         """Returns logits of shape (batch, classes)."""
         stem, block = self.wrap_block(Stem), self.wrap_block(BasicBlock)
-        x = stem(64, self.dtype, name="stem")(images.astype(self.dtype), train)
+        x = stem(64, self.dtype, self.ops, name="stem")(images.astype(self.dtype), train)
         for stage, features in enumerate((64, 128, 256, 512), start=1):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
-                x = block(features, stride, self.dtype, name=f"stage{stage}_block{i}")(x, train)
+                x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
         x = name(_global_pool(x), "pool_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
 
@@ -202,16 +216,17 @@ class PreActivationBlock(nn.Module):
     features: int
     stride: int
     dtype: Dtype
+    ops: Operations
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, train, self.dtype)
-        y = name(nn.relu(name(bn("bn1")(x), "bn_out")), "relu_out")
+        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, self.ops, train, self.dtype)
+        y = name(self.ops.relu(name(bn("bn1")(x), "bn_out")), "relu_out")
         if x.shape[-1] != self.features or self.stride != 1:
             x = name(conv(1, self.stride, name="conv_shortcut")(y), "shortcut_out")
         y = name(conv(3, self.stride, name="conv1")(y), "conv_out")
-        y = name(nn.relu(name(bn("bn2")(y), "bn_out")), "relu_out")
+        y = name(self.ops.relu(name(bn("bn2")(y), "bn_out")), "relu_out")
         y = name(conv(3, 1, name="conv2")(y), "conv_out")
         return name(x + y, "block_out")
 
@@ -221,6 +236,7 @@ class WideResNet16x4(nn.Module):
 
     classes: int
     dtype: Dtype
+    ops: Operations
     wrap_block: WrapBlock
 
     @nn.compact
@@ -230,8 +246,8 @@ class WideResNet16x4(nn.Module):
         x = name(_conv(16, 3, 1, self.dtype, name="conv1")(images.astype(self.dtype)), "conv_out")
         for stage, features in enumerate((64, 128, 256), start=1):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
-                x = block(features, stride, self.dtype, name=f"stage{stage}_block{i}")(x, train)
-        x = name(nn.relu(name(_batch_norm(train, self.dtype, "bn")(x), "bn_out")), "relu_out")
+                x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
+        x = name(self.ops.relu(name(_batch_norm(self.ops, train, self.dtype, "bn")(x), "bn_out")), "relu_out")
         x = name(_global_pool(x), "pool_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
 
@@ -242,6 +258,7 @@ class Attention(nn.Module):
     heads: int
     dropout: float
     dtype: Dtype
+    ops: Operations
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -251,8 +268,8 @@ class Attention(nn.Module):
         q, k, v = (name(project(name=part)(x), part) for part in "qkv")
         # Softmax in float32 whatever the computation's type: its sums lose too much in bfloat16.
         scores = jnp.einsum("bqhd,bkhd->bhqk", q * width**-0.5, k, preferred_element_type=jnp.float32)
-        probs = name(nn.softmax(name(scores, "scores")).astype(self.dtype), "probs")
-        probs = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(probs)
+        probs = name(self.ops.softmax(name(scores, "scores")).astype(self.dtype), "probs")
+        probs = self.ops.Dropout(self.dropout, deterministic=not train, name="dropout")(probs)
         mixed = name(jnp.einsum("bhqk,bkhd->bqhd", probs, v), "heads_out")
         return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), dtype=self.dtype, name="out")(mixed)
 
@@ -263,18 +280,19 @@ class EncoderBlock(nn.Module):
     heads: int
     dropout: float
     dtype: Dtype
+    ops: Operations
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns tokens of the shape of `x`."""
-        drop = partial(nn.Dropout, self.dropout, deterministic=not train)
-        dense, norm = partial(nn.Dense, dtype=self.dtype), partial(nn.LayerNorm, dtype=self.dtype)
+        drop = partial(self.ops.Dropout, self.dropout, deterministic=not train)
+        dense, norm = partial(nn.Dense, dtype=self.dtype), partial(self.ops.LayerNorm, dtype=self.dtype)
         y = name(norm(name="ln1")(x), "ln_out")
-        y = name(Attention(self.heads, self.dropout, self.dtype, name="attention")(y, train), "attention_out")
+        y = name(Attention(self.heads, self.dropout, self.dtype, self.ops, name="attention")(y, train), "attention_out")
         x = x + drop(name="dropout1")(y)
         y = name(norm(name="ln2")(x), "ln_out")
         y = name(dense(4 * x.shape[-1], name="fc1")(y), "fc1_out")
-        y = name(nn.gelu(y), "gelu_out")
+        y = name(self.ops.gelu(y), "gelu_out")
         y = name(dense(x.shape[-1], name="fc2")(y), "fc2_out")
         return name(x + drop(name="dropout2")(y), "block_out")
 
@@ -284,6 +302,7 @@ class ViT(nn.Module):
 
     classes: int
     dtype: Dtype
+    ops: Operations
     wrap_block: WrapBlock
     patch: int = 4
     width: int = 192
@@ -300,9 +319,9 @@ class ViT(nn.Module):
         x = x.reshape(x.shape[0], -1, self.width)
         positions = self.param("positions", nn.initializers.normal(0.02), (1, *x.shape[1:]))
         x = name(x + positions.astype(self.dtype), "patch_out")
-        x = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
+        x = self.ops.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
         for i in range(1, self.depth + 1):
-            x = block(self.heads, self.dropout, self.dtype, name=f"block{i}")(x, train)
-        x = name(nn.LayerNorm(dtype=self.dtype, name="ln")(x), "ln_out")
+            x = block(self.heads, self.dropout, self.dtype, self.ops, name=f"block{i}")(x, train)
+        x = name(self.ops.LayerNorm(dtype=self.dtype, name="ln")(x), "ln_out")
         x = name(x.mean(axis=1), "pool_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="head")(x).astype(jnp.float32)

@@ -88,6 +88,7 @@ def describe(config: Config, training_images: int, classes: int, devices: Device
         config.model,
         classes=classes,
         dtype=dtype,
+        ops=config.ops,
         wrap_block=policies.block_wrapper(policy, regions),
     )
     steps_per_epoch = training_images // config.batch_size

@@ -1,0 +1,57 @@
+"""The operations that the models are built from: those of JAX and Flax, or those of `jaxremat` that keep less.
+
+Both give the same parameters, the same initial weights and the same values; what differs is what the backward pass finds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+from flax import linen as nn
+
+import jaxremat.flax
+import jaxremat.ops
+from experiments.errors import ExperimentError
+
+OpsName = Literal["standard", "lean"]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """What a model calls. `relu_before_pool` is for a ReLU whose output nobody else keeps."""
+
+    relu: Callable[..., Any]
+    relu_before_pool: Callable[..., Any]
+    gelu: Callable[..., Any]
+    softmax: Callable[..., Any]
+    max_pool: Callable[..., Any]
+    BatchNorm: type[nn.BatchNorm]
+    LayerNorm: type[nn.LayerNorm]
+    Dropout: type[nn.Dropout]
+
+
+STANDARD = Operations(nn.relu, nn.relu, nn.gelu, nn.softmax, nn.max_pool, nn.BatchNorm, nn.LayerNorm, nn.Dropout)
+LEAN = Operations(
+    jaxremat.ops.relu,
+    # The article's SelectiveReLU, which keeps what its derivative needs and no more: here one bit an element.
+    partial(jaxremat.ops.relu, keep="bits"),
+    jaxremat.ops.gelu,
+    jaxremat.ops.softmax,
+    jaxremat.ops.max_pool,
+    jaxremat.flax.BatchNorm,
+    jaxremat.flax.LayerNorm,
+    jaxremat.flax.Dropout,
+)
+
+
+def operations(name: OpsName) -> Operations:
+    """Returns the operations of a name.
+
+    Raises:
+        ExperimentError: there are none of this name.
+    """
+    found = {"standard": STANDARD, "lean": LEAN}
+    if name not in found:
+        raise ExperimentError(f"ops is one of {', '.join(get_args(OpsName))}; got {name!r}.")
+    return found[name]
