@@ -5,9 +5,10 @@ from jaxremat.cost import Cost, cost
 from jaxremat.erasure import erased
 from jaxremat.errors import CompileError, PolicyError, RematWarning, TargetError
 from jaxremat.naming import name
-from jaxremat.policy import Policy, parse
+from jaxremat.policy import Policy
 from jaxremat.remat import remat
 from jaxremat.residuals import Residuals, residuals
+from jaxremat.spelling import parse
 from jaxremat.targets import Target, targets
 
 __all__ = [

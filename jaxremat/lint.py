@@ -31,7 +31,7 @@ def waste(choice: Choice) -> Iterator[str]:
         ...     return x.sum()
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     _ = jax.grad(jaxremat.remat(loss, "nothing"))(jnp.eye(2), jnp.ones((1, 2)))
+        ...     _ = jax.grad(jaxremat.remat(loss, "nothing"))(jnp.eye(8), jnp.ones((4, 8)))
         >>> "segments:sqrt" in str(caught[0].message)
         True
     """

@@ -31,29 +31,10 @@ import jax
 
 from jaxremat.errors import PolicyError, did_you_mean
 
-GRAMMAR = """A policy is one of
-  everything | nothing | dots | dots_no_batch
-  names:NAME[,NAME...]          values tagged with jaxremat.name; globs allowed
-  ops:OP=ACTION[,OP=ACTION...]  ACTION is store, recompute or offload; OP may be *
-  paths:PATH[,PATH...]          values made inside module paths; globs allowed
-  segments:N | segments:sqrt    values at the borders of N segments
-  values:I[,I...]               forward values by position
-  offload:POLICY                what POLICY would store, in host memory
-  budget:SIZE                   SIZE is bytes, 2GiB, 60% or fits
-  POLICY+POLICY                 the union"""
-
 ACTIONS = ("store", "recompute", "offload")
 
-_JAX_SPELLINGS = {
-    "everything_saveable": "everything",
-    "nothing_saveable": "nothing",
-    "dots_saveable": "dots",
-    "checkpoint_dots": "dots",
-    "dots_with_no_batch_dims_saveable": "dots_no_batch",
-    "checkpoint_dots_with_no_batch_dims": "dots_no_batch",
-}
-_AMBIGUOUS = ("none", "full")
-_UNITS = {
+# The bytes of the units that sizes are spelt in.
+UNITS = {
     "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
@@ -262,8 +243,8 @@ class Budget(Policy):
         if isinstance(self.amount, float):
             return f"budget:{self.amount * 100:.12g}%"
         for unit in ("TiB", "GiB", "MiB", "KiB"):
-            if self.amount % _UNITS[unit] == 0:
-                return f"budget:{self.amount // _UNITS[unit]}{unit}"
+            if self.amount % UNITS[unit] == 0:
+                return f"budget:{self.amount // UNITS[unit]}{unit}"
         return f"budget:{self.amount}"
 
 
@@ -284,7 +265,8 @@ def union(*policies: Policy) -> Policy:
         PolicyError: one of several parts is a budget, which chooses the whole stored set by itself.
 
     Example:
-        >>> from jaxremat.policy import parse, union
+        >>> from jaxremat.policy import union
+        >>> from jaxremat.spelling import parse
         >>> str(union(parse("names:b"), parse("nothing"), parse("names:a")))
         'names:a,b'
     """
@@ -318,134 +300,14 @@ def offload(policy: Policy) -> Policy:
         PolicyError: `policy` stores nothing, already offloads, or is a budget.
 
     Example:
-        >>> from jaxremat.policy import offload, parse
+        >>> from jaxremat.policy import offload
+        >>> from jaxremat.spelling import parse
         >>> str(offload(parse("dots+names:a")))
         'offload:dots+offload:names:a'
     """
     if isinstance(policy, Union):
         return union(*map(offload, policy.parts))
     return Offload(policy)
-
-
-def parse_size(text: str) -> int:
-    """Returns the bytes that `text` spells: a number with an optional unit, KB to TB (decimal) or KiB to TiB (binary).
-
-    Raises:
-        PolicyError: `text` is not a size.
-
-    Example:
-        >>> from jaxremat.policy import parse_size
-        >>> parse_size("1.5GiB")
-        1610612736
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    units = {unit.lower(): size for unit, size in _UNITS.items()}
-    unit = (match.group(2) or "B").lower() if match else ""
-    if not match or unit not in units or not float(match.group(1)):
-        raise PolicyError(f"A size is a positive number with a unit such as 2GiB, 500MB or 1048576; got {text!r}.")
-    return round(float(match.group(1)) * units[unit])
-
-
-def parse(text: str | Policy) -> Policy:
-    """Returns the policy that `text` spells; a policy is returned as it is.
-
-    Args:
-        text: a spelling, see the head of `jaxremat.policy`. JAX's own long names (`dots_saveable`, ...) are accepted.
-
-    Raises:
-        PolicyError: the text is no policy. The message holds the grammar and near matches.
-        TypeError: the argument is neither text nor a policy, for example a policy of `jax.checkpoint_policies`.
-
-    Example:
-        >>> import jaxremat
-        >>> jaxremat.parse("dots_saveable")
-        jaxremat.parse('dots')
-        >>> jaxremat.parse("segments:sqt")
-        Traceback (most recent call last):
-        jaxremat.errors.PolicyError: segments: needs a number or sqrt; got 'sqt'. Did you mean 'sqrt'?
-    """
-    if isinstance(text, Policy):
-        return text
-    if not isinstance(text, str):
-        raise TypeError(
-            f"A policy is a spelling such as 'dots' or a jaxremat policy; got {type(text).__name__} ({text!r}). Policies "
-            "of jax.checkpoint_policies and of other libraries are opaque functions: spell the same choice, for example "
-            "'dots', 'names:h' or 'nothing'."
-        )
-    parts = [part.strip() for part in text.split("+")]
-    if not all(parts):
-        raise PolicyError(f"{text!r}: empty policy.\n{GRAMMAR}")
-    return union(*map(_parse_part, parts))
-
-
-def _parse_part(text: str) -> Policy:
-    kind, colon, rest = text.partition(":")
-    kind = _JAX_SPELLINGS.get(kind, kind)
-    plain: dict[str, Policy] = {
-        "everything": Everything(), "nothing": Nothing(), "dots": Dots(), "dots_no_batch": DotsNoBatch(),
-    }  # fmt: skip
-    takes_argument = {
-        "names": lambda: Names(tuple(_split(rest))),
-        "ops": lambda: Ops(tuple(_parse_rule(rule) for rule in _split(rest))),
-        "paths": lambda: Paths(tuple(_split(rest))),
-        "segments": lambda: Segments(_parse_count(rest)),
-        "values": lambda: Values(tuple(_parse_position(i) for i in _split(rest))),
-        "offload": lambda: Offload(_parse_part(rest)),
-        "budget": lambda: Budget(_parse_amount(rest)),
-    }
-    if kind in plain and not colon:
-        return plain[kind]
-    if kind in takes_argument and rest.strip():
-        return takes_argument[kind]()
-    if kind in takes_argument:
-        raise PolicyError(f"{kind}: needs an argument after the colon; got {text!r}.\n{GRAMMAR}")
-    if kind in plain:
-        raise PolicyError(f"{kind} takes no argument; got {text!r}.\n{GRAMMAR}")
-    if kind.lower() in _AMBIGUOUS:
-        raise PolicyError(
-            f"{kind!r} means opposite things in different projects: no rematerialization, which is spelt 'everything' here "
-            "(all residuals are stored), or full recomputation, which is spelt 'nothing' (nothing but inputs is stored)."
-        )
-    known = [*plain, *takes_argument, *_JAX_SPELLINGS]
-    raise PolicyError(f"{text!r} is not a policy.{did_you_mean(kind, known)}\n{GRAMMAR}")
-
-
-def _split(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",")]
-
-
-def _parse_rule(rule: str) -> tuple[str, str]:
-    op, equals, action = rule.partition("=")
-    if not equals:
-        raise PolicyError(f"ops: a rule is OP=ACTION, such as conv=store; got {rule!r}.")
-    return op.strip(), action.strip()
-
-
-def _parse_count(text: str) -> int | None:
-    text = text.strip()
-    if text == "sqrt":
-        return None
-    if not re.fullmatch(r"-?\d+", text):
-        raise PolicyError(f"segments: needs a number or sqrt; got {text!r}.{did_you_mean(text, ['sqrt'])}")
-    return int(text)
-
-
-def _parse_position(text: str) -> int:
-    if not text.isdecimal():
-        raise PolicyError(f"values: needs whole numbers, such as values:3,17; got {text!r}.")
-    return int(text)
-
-
-def _parse_amount(text: str) -> int | float | str:
-    text = text.strip()
-    if text == "fits":
-        return text
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
-        return float(match.group(1)) / 100
-    try:
-        return parse_size(text)
-    except PolicyError:
-        raise PolicyError(f"budget: needs a size such as 2GiB, 500MB, 60% or fits; got {text!r}.") from None
 
 
 def _patterns(patterns: Iterable[str], kind: str, meaning: str) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from jaxremat import policy as p
 from jaxremat.choice import Choice
 from jaxremat.compat import Var
 from jaxremat.graph import CONSTANTS, Graph, Value, size_bytes
-from jaxremat.remat import Cut, Program, Rematerialized
+from jaxremat.program import Cut, Program
+from jaxremat.remat import Rematerialized
 from jaxremat.text import human_bytes, table
 
 # The table shows recomputed values down to this part of the largest one.

@@ -9,9 +9,50 @@ import jaxremat
 
 ROOT = Path(jaxremat.__file__).parent
 # A module may import what stands before it. Packages count as one.
-ORDER = """errors text policy naming compat labels inline graph segments choice rewrite lint remat residuals flops hlo erasure
-targets absent compiled cost_cache cost plan _compile_child ops flax""".split()
-ALLOWED_IN_EXPERIMENTS = {"policy", "errors", "residuals", "cost", "targets", "hlo", "flops", "text", "ops", "flax", "remat"}
+ORDER = [
+    "errors",
+    "text",
+    "policy",
+    "spelling",
+    "naming",
+    "compat",
+    "labels",
+    "inline",
+    "graph",
+    "segments",
+    "choice",
+    "rewrite",
+    "lint",
+    "program",
+    "remat",
+    "residuals",
+    "flops",
+    "hlo",
+    "erasure",
+    "targets",
+    "absent",
+    "compiled",
+    "cost_cache",
+    "cost",
+    "plan",
+    "_compile_child",
+    "ops",
+    "flax",
+]
+ALLOWED_IN_EXPERIMENTS = {
+    "policy",
+    "spelling",
+    "errors",
+    "residuals",
+    "cost",
+    "targets",
+    "hlo",
+    "flops",
+    "text",
+    "ops",
+    "flax",
+    "remat",
+}
 
 
 def imports(path):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jaxremat import PolicyError, parse
 from jaxremat import policy as p
+from jaxremat.spelling import parse_size
 
 SPELLINGS = [
     "everything",
@@ -190,8 +191,8 @@ def test_to_jax_refuses(text):
 
 
 def test_sizes():
-    assert p.parse_size("2GiB") == 2 * 2**30
-    assert p.parse_size("500MB") == 500 * 10**6
-    assert p.parse_size("7") == 7
+    assert parse_size("2GiB") == 2 * 2**30
+    assert parse_size("500MB") == 500 * 10**6
+    assert parse_size("7") == 7
     with pytest.raises(PolicyError, match="A size is"):
-        p.parse_size("two")
+        parse_size("two")

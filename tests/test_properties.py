@@ -16,7 +16,7 @@ from programs import same
 import jaxremat
 from jaxremat import compat
 from jaxremat.errors import PolicyError
-from jaxremat.remat import Program
+from jaxremat.program import Program
 from jaxremat.rewrite import backward_program, forward_program
 
 N = 4  # every value is an array of shape (4, 4)

@@ -14,6 +14,7 @@ from jaxremat import policy as p
 from jaxremat.flax import nnx
 from jaxremat.flax.lifting import remat_class
 from jaxremat.flax.linen import BatchNorm, Dropout, GroupNorm, LayerNorm, RMSNorm
+from jaxremat.spelling import parse
 
 __all__ = ["BatchNorm", "Dropout", "GroupNorm", "LayerNorm", "RMSNorm", "nnx", "remat"]
 
@@ -69,13 +70,13 @@ def remat(target: Any, policy: str | p.Policy, *, static: str | Sequence[str] = 
         True
     """
     if isinstance(target, type) and issubclass(target, flax.linen.Module):
-        return remat_class(target, p.parse(policy), static)
+        return remat_class(target, parse(policy), static)
     if isinstance(target, type) and issubclass(target, flax.nnx.Module):
-        return nnx.remat_class(target, p.parse(policy), static)
+        return nnx.remat_class(target, parse(policy), static)
     if isinstance(target, flax.nnx.Module) and callable(target):
         target = MethodType(type(target).__call__, target)
     if isinstance(target, MethodType) and isinstance(target.__self__, flax.nnx.Module):
-        return nnx.remat_method(target, p.parse(policy), static)
+        return nnx.remat_method(target, parse(policy), static)
     raise TypeError(
         "jaxremat.flax.remat: needs a class of modules (flax.linen.Module class or flax.nnx.Module class), an nnx module "
         f"or a bound method of one; got {target!r:.80}. For functions: jaxremat.remat."

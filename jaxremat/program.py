@@ -1,0 +1,238 @@
+"""`Program`: a traced function with a policy, differentiated through its cut.
+
+Under differentiation the gradient graph of the function is cut as the policy says: a `custom_vjp` whose forward pass returns
+the stored values, and whose backward pass recomputes the rest just in time. The bodies of scans and branches of conditionals are
+programs too, with what the policy means inside of them.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from jaxremat import compat
+from jaxremat import policy as p
+from jaxremat.choice import Choice, check_matches, choose
+from jaxremat.compat import ClosedJaxpr, JaxprEqn
+from jaxremat.errors import RematWarning
+from jaxremat.graph import run, trace_gradient
+from jaxremat.inline import called
+from jaxremat.lint import waste
+from jaxremat.rewrite import Backward, backward_program, forward_program
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A choice made true: the two programs, for one set of inputs whose gradients are asked for."""
+
+    choice: Choice
+    inner: Sequence["Program"]
+    _backward: dict[tuple[bool, ...], tuple[Backward, Callable[..., Any]]] = field(default_factory=dict)
+
+    @cached_property
+    def forward(self) -> Callable[..., list[Any]]:
+        """Runs inputs -> [outputs, stored values]."""
+        return runner(forward_program(self.choice), "remat_forward")
+
+    def backward(self, zero: tuple[bool, ...]) -> tuple[Backward, Callable[..., list[Any]]]:
+        """Returns the backward program for these zero cotangents, and what runs it."""
+        if zero not in self._backward:
+            program = backward_program(self.choice, zero)
+            self._backward[zero] = program, runner(program.program, "remat_backward")
+        return self._backward[zero]
+
+    @property
+    def matches(self) -> dict[str, int]:
+        """For every selector of the policy its matches, those inside of scan bodies included."""
+        total = dict(self.choice.matches)
+        for program in self.inner:
+            # JAX differentiates a body anew as it learns what its carry depends on: the last time counts.
+            for cut in list(program.cuts.values())[-1:]:
+                for selector, count in cut.matches.items():
+                    total[selector] = total.get(selector, 0) + count
+        return total
+
+
+class Program:
+    """A traced function with a policy: calls of it are differentiated through its cut.
+
+    Args:
+        function: the function as a program; its first inputs are the arrays that it closes over.
+        closed_over: those arrays.
+        policy: what to store.
+        is_inside: whether it is a body inside of another program, which then checks the policy's selectors.
+    """
+
+    def __init__(
+        self, function: ClosedJaxpr, closed_over: Sequence[Any], policy: p.Policy, is_inside: bool = False
+    ) -> None:
+        self.function, self.closed_over, self.policy, self.is_inside = function, tuple(closed_over), policy, is_inside
+        self.cuts = dict[tuple[bool, ...], Cut]()
+        self._primal = runner(function, "remat_primal")
+        self._call = jax.custom_vjp(lambda *inputs: self._primal(*inputs))
+        self._call.defvjp(self._forward, self._backward, symbolic_zeros=True)
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """Runs the program on its array arguments."""
+        return self._call(*self.closed_over, *leaves)
+
+    def cut(self, perturbed: tuple[bool, ...]) -> Cut:
+        """Returns the cut for the inputs whose gradients are asked for; traced once."""
+        if perturbed not in self.cuts:
+            evaluate = _Evaluator(body_policy(self.policy))
+            graph = trace_gradient(self.function, perturbed, evaluate)
+            cut = Cut(choose(graph, self.policy), evaluate.inner)
+            if not self.is_inside:
+                check_matches(cut.matches, graph, self.policy)
+                for message in waste(cut.choice):
+                    warnings.warn(message, RematWarning, stacklevel=2)
+            self.cuts[perturbed] = cut
+        return self.cuts[perturbed]
+
+    def _forward(self, *inputs: Any) -> tuple[list[Any], "_Residuals"]:
+        cut = self.cut(tuple(bool(i.perturbed) for i in inputs))
+        graph = cut.choice.graph
+        values = [i.value for i in inputs]
+        outs = cut.forward(*values, *graph.constants)
+        outs, stored = outs[: len(graph.outputs)], outs[len(graph.outputs) :]
+        stored = [
+            jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device) if mark.host else x
+            for x, mark in zip(stored, cut.choice.kept.values())
+        ]
+        # Only inputs that some backward pass can read are kept; JAX hands them on without a copy.
+        read = cut.choice.inputs_read
+        return outs, _Residuals([*stored, *(x if v in read else None for v, x in zip(graph.inputs, values))], cut)
+
+    def _backward(self, residuals: "_Residuals", cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        graph = residuals.cut.choice.graph
+        zero = tuple(isinstance(ct, SymbolicZero) or v is None for ct, v in zip(cotangents, graph.cotangents))
+        backward, run = residuals.cut.backward(zero)
+        names = (*residuals.cut.choice.kept, *graph.inputs)
+        values = dict(zip(names, [*residuals.values, *graph.constants]))
+        given = [
+            compat.zeros(ct) if isinstance(ct := cotangents[i], SymbolicZero) else ct for i in backward.cotangents
+        ]  # fmt: skip
+        found = dict(zip(backward.gradients, run(*(values[v] for v in backward.reads), *given)))
+        return tuple(found.get(i) for i in range(len(self.function.in_avals)))
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class _Residuals:
+    """What the forward pass hands to the backward pass: arrays, and the cut that they belong to."""
+
+    values: list[Any]
+    cut: Cut
+
+    def tree_flatten(self) -> tuple[list[Any], Cut]:
+        return self.values, self.cut
+
+    @classmethod
+    def tree_unflatten(cls, cut: Cut, values: Any) -> "_Residuals":
+        return cls(list(values), cut)
+
+
+def runner(program: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
+    """Returns a function that runs a program: one call equation where it is traced, equation by equation where it is not.
+
+    Without `jit` round it, a program then rounds as the function itself would.
+    """
+    run = compat.as_function(program)
+    return lambda *args: compat.call(program, name, args) if compat.is_traced(*args) else run(*args)
+
+
+def body_policy(policy: p.Policy) -> p.Policy | None:
+    """Returns what a policy means inside of a scan's body; None where it says nothing about it.
+
+    Positions count the values of the wrapped function itself. The border of segments inside of a scan is the carry.
+    """
+    match policy:
+        case p.Values():
+            return None
+        case p.Segments() | p.Offload(p.Segments()):
+            return p.Nothing()
+        case p.Union(parts):
+            inside = [q for part in parts if (q := body_policy(part)) is not None]
+            return p.union(*inside) if inside else None
+        case p.Offload(p.Values()):
+            return None
+    return policy
+
+
+class _Evaluator:
+    """Binds a function's equations to values, deciding inside of scans and branches, and marking custom derivatives.
+
+    Calls of jitted functions stay calls, so that JAX's derivative adds up cotangents in the order that it always does.
+    """
+
+    def __init__(self, policy: p.Policy | None) -> None:
+        self.policy = policy
+        self.inner = list[Program]()
+        self._calls = dict[int, tuple[ClosedJaxpr, Callable[..., Any]]]()
+
+    def rewrites(self, eqn: JaxprEqn) -> bool:
+        """Says whether this decides inside of an equation's body."""
+        if self.policy is None:
+            return False
+        return eqn.primitive.name == "scan" or (eqn.primitive.name == "cond" and not isinstance(self.policy, p.Nothing))
+
+    def __call__(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        if self.rewrites(eqn):
+            return list(compat.scoped(eqn, self._scan if eqn.primitive.name == "scan" else self._cond, eqn, args))
+        if eqn.primitive.name == "custom_jvp_call":
+            return compat.bind(eqn, args, f"custom_jvp({eqn.params['call_jaxpr'].jaxpr.debug_info.func_name})")
+        body = called(eqn)
+        if body is not None and self._is_special(body):
+            return list(compat.scoped(eqn, self._call_of(eqn, body), *args))
+        return compat.bind(eqn, args)
+
+    def _is_special(self, body: ClosedJaxpr) -> bool:
+        for eqn in body.jaxpr.eqns:
+            inside = called(eqn)
+            if self.rewrites(eqn) or eqn.primitive.name == "custom_jvp_call" or (inside and self._is_special(inside)):
+                return True
+        return False
+
+    def _call_of(self, eqn: JaxprEqn, body: ClosedJaxpr) -> Callable[..., Any]:
+        if id(body) not in self._calls:
+
+            def call(*args: Any) -> list[Any]:
+                return run(body, args, self)
+
+            call.__name__ = call.__qualname__ = eqn.params.get("name", eqn.primitive.name)
+            self._calls[id(body)] = body, jax.jit(call)
+        return self._calls[id(body)][1]
+
+    def _body(self, closed: ClosedJaxpr) -> "Program":
+        assert self.policy is not None
+        program = Program(*compat.hoisted(closed), self.policy, is_inside=True)
+        self.inner.append(program)
+        return program
+
+    def _scan(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        params = eqn.params
+        consts, init, scanned = compat.scan_parts(eqn, args)
+        program = self._body(params["jaxpr"])
+
+        def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            outs = program([*consts, *state, *xs])
+            return outs[: len(init)], outs[len(init) :]
+
+        final, stacked = jax.lax.scan(
+            body,
+            init,
+            scanned,
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*final, *stacked]
+
+    def _cond(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        index, *operands = args
+        branches = [self._body(branch) for branch in eqn.params["branches"]]
+        return jax.lax.switch(index, [lambda *xs, branch=branch: branch(xs) for branch in branches], *operands)
