@@ -91,7 +91,8 @@ def test_modules_and_bound_methods():
 
         return jaxremat.residuals(of_state, state).by("op")
 
-    assert kept("everything") == {"tanh": 16 * WIDTH * 4, "sub": 16 * WIDTH * 4}  # y and 1 - y
+    array = 16 * WIDTH * 4  # y and 1 - y, or 1 - y² in JAX 0.12
+    assert kept("everything") in ({"tanh": array, "sub": array}, {"one_minus_square": array})
     assert kept("nothing") == {}
     assert kept("dots") == {"dot": 16 * WIDTH * 4}
 
