@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core.primitives import name_p
 
 from jaxremat.errors import PolicyError
 from jaxremat.policy import is_tag
@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 def name(x: T, tag: str) -> T:
-    """Returns `x` tagged, so that the policy `names:TAG` can store it. The tag is the same as JAX's `checkpoint_name`.
+    """Returns `x` tagged, so that the policy `names:TAG` can store it.
+
+    The tag is the same as JAX's `checkpoint_name`, whose tags count as well. Under the experimental flag `jax_remat3` JAX tags
+    in another way, which cannot be vectorized: there this stays as it is, and `jax.checkpoint` does not see it.
 
     Args:
         x: an array of any shape, or a pytree of arrays, each of which gets the tag.
@@ -37,4 +40,4 @@ def name(x: T, tag: str) -> T:
         raise PolicyError(
             f"name: a tag is a word without blanks, commas, + and =, so that a policy can spell it; got {tag!r}."
         )
-    return jax.tree.map(lambda leaf: checkpoint_name(leaf, tag), x)
+    return jax.tree.map(lambda leaf: name_p.bind(leaf, name=tag), x)

@@ -564,6 +564,9 @@ class TestNames:
         assert counts(jax.grad(jaxremat.remat(f, "nothing")), data())["sin"] == 3
 
     def test_seen_by_jax_checkpoint(self):
+        if jax.config.jax_remat3:
+            pytest.skip("there JAX tags in another way, as jaxremat.name says")
+
         def f(x):
             return jnp.cos(jaxremat.name(jnp.sin(x), "h")).sum()
 
