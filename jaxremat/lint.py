@@ -37,6 +37,7 @@ def waste(choice: Choice) -> Iterator[str]:
     """
     yield from _recomputed_at_once(choice)
     yield from _stores_more(choice)
+    yield from _no_products(choice)
     yield from _no_convolutions(choice)
     yield from _unstable_keys(choice)
 
@@ -70,6 +71,18 @@ def _stores_more(choice: Choice) -> Iterator[str]:
             f"{choice.policy}: stores {human_bytes(choice.stored_bytes)}, more than the {human_bytes(plain)} that are kept "
             "without any policy, as it stores values that are cheap to make from others. Drop selectors, or use everything."
         )
+
+
+def _no_products(choice: Choice) -> Iterator[str]:
+    """Bodies of scans are looked into elsewhere: there may be products. Convolutions have a sentence of their own."""
+    if choice.graph.rewritten or "conv_general_dilated" in _layers(choice):
+        return
+    for selector in ("dots", "dots_no_batch"):
+        if choice.matches.get(selector) == 0 and choice.recomputed:
+            yield (
+                f"{choice.policy}: the function holds nothing that {selector} stores, so all of it is recomputed. "
+                "Choose by name or operation, or use everything."
+            )
 
 
 def _no_convolutions(choice: Choice) -> Iterator[str]:

@@ -56,6 +56,7 @@ def messages(f, policy, *args):
         # All three: the derivative of each ReLU needs its input.
         (convolutional, "dots_no_batch", (CONV_W, CONV_X), "3 are recomputed"),
         (dropout, "dots", (W, X, RBG), "rbg key"),
+        (lambda x: jnp.sin(jnp.sin(x)).sum(), "dots", (X,), "nothing that dots stores"),
     ],
 )
 def test_warns(f, policy, args, says):
