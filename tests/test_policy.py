@@ -9,6 +9,7 @@
 """
 
 import jax
+import jax.ad_checkpoint
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
