@@ -30,9 +30,9 @@ def remat(
 ) -> Callable[..., Any]:
     """Returns a function with the values and gradients of `f` that keeps for its backward pass what `policy` says.
 
-    Values equal those of `f` bit for bit where the compiler rounds both alike: it does on CPU in float32 for networks of
-    matrix products, convolutions, normalisations and ReLUs. What is recomputed may be fused otherwise than it was in the
-    forward pass, and then GELU, SiLU, softmax and the like can differ in the last places (2e-5 relative was never passed).
+    Values equal those of `f` bit for bit where the compiler rounds both alike. What is recomputed may be fused otherwise than it
+    was in the forward pass; then GELU, SiLU and softmax can differ in the last places, and so can plain sums of products where
+    the compiler contracts them into fused multiply-adds (on x86 CPUs the option `xla_cpu_max_isa=AVX` forbids that).
 
     Args:
         f: any JAX function: pytrees in, pytrees out; arrays of any dtype, random keys, closed-over arrays and tracers. It
