@@ -89,10 +89,16 @@ def choose(graph: Graph, policy: p.Policy) -> Choice:
     return Choice(graph, policy, {var: kept[var] for var in order}, recomputed, marks, matches)
 
 
+def small_and_marked(graph: Graph, marks: Mapping[Var, Mark]) -> list[Var]:
+    """Returns what is stored if these values may be, and the small ones that are worth it, in program order."""
+    kept, _ = _walk(graph, marks, small=True)
+    return sorted(kept, key=lambda var: graph.value_of[var].position)
+
+
 def _walk(graph: Graph, marks: Mapping[Var, Mark], small: bool) -> tuple[dict[Var, Mark], frozenset[int]]:
     kept = dict[Var, Mark]()
     recomputed = set[int]()
-    cheap = _cheap(graph) if small else frozenset()
+    cheap = small_worth_storing(graph) if small else frozenset()
     todo = [var for var in graph.read_backward if var in graph.maker]
     seen = set(todo)
     while todo:
@@ -124,8 +130,8 @@ _EXACT_NAMES = """
 _EXACT = frozenset(_EXACT_NAMES.split())
 
 
-def _cheap(graph: Graph) -> frozenset[Var]:
-    """Small values made from large ones, such as sums over a batch, that drag no large one into the forward pass.
+def small_worth_storing(graph: Graph) -> frozenset[Var]:
+    """Returns small values made from large ones, such as sums over a batch, that drag no large one into the forward pass.
 
     What is computed from small values alone is recomputed from them: that costs nothing, and a compiler that fuses it
     with its reader rounds as it would without rematerialization. Sums and approximated functions (`exp`, `rsqrt`) are the
@@ -171,7 +177,12 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             )
         case p.Ops(rules):
             return _ops(graph, rules, matches)
-        case p.Values(positions):
+        case p.Values(positions, program):
+            if program and program != graph.fingerprint:
+                raise PolicyError(
+                    f"values: this choice was made for the program {program}; the wrapped function is {graph.fingerprint}: "
+                    "its code, its arguments' shapes or the version of JAX differ. Plan again, or spell a policy by names or operations."
+                )
             beyond = [i for i in positions if i >= len(graph.values)]
             if beyond:
                 raise PolicyError(
@@ -185,8 +196,7 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             host = _marks(graph, inner, matches)
             return {var: Mark(f"offload:{mark.selector}", host=True) for var, mark in host.items()}
     raise PolicyError(
-        f"{policy} is not supported yet by jaxremat.remat: a budget needs a planner that chooses the stored values. "
-        "Spell the choice, for example 'dots' or 'segments:sqrt'."
+        f"choose: needs a policy that says what is stored; got {policy}, which only says how much. Plan first: jaxremat.plan."
     )
 
 

@@ -19,7 +19,7 @@ from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
 from jaxremat.errors import RematWarning
-from jaxremat.graph import run, trace_gradient
+from jaxremat.graph import Graph, run, trace_gradient
 from jaxremat.inline import called
 from jaxremat.lint import waste
 from jaxremat.rewrite import Backward, backward_program, forward_program
@@ -83,15 +83,22 @@ class Program:
     def cut(self, perturbed: tuple[bool, ...]) -> Cut:
         """Returns the cut for the inputs whose gradients are asked for; traced once."""
         if perturbed not in self.cuts:
-            evaluate = _Evaluator(body_policy(self.policy))
-            graph = trace_gradient(self.function, perturbed, evaluate)
-            cut = Cut(choose(graph, self.policy), evaluate.inner)
+            graph, inner = self._traced(perturbed)
+            cut = Cut(choose(graph, self.policy), inner)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
                 for message in waste(cut.choice):
                     warnings.warn(message, RematWarning, stacklevel=2)
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
+
+    def trace(self, perturbed: tuple[bool, ...]) -> Graph:
+        """Returns the graph that the policy chooses from, for the inputs whose gradients are asked for."""
+        return self._traced(perturbed)[0]
+
+    def _traced(self, perturbed: tuple[bool, ...]) -> tuple[Graph, Sequence["Program"]]:
+        evaluate = _Evaluator(body_policy(self.policy))
+        return trace_gradient(self.function, perturbed, evaluate), evaluate.inner
 
     def _forward(self, *inputs: Any) -> tuple[list[Any], "_Residuals"]:
         cut = self.cut(tuple(bool(i.perturbed) for i in inputs))

@@ -66,11 +66,11 @@ def remat(
     """
     if not callable(f):
         raise TypeError(f"remat: needs a function; got {type(f).__name__}. Call it as jaxremat.remat(f, 'dots').")
-    policy = parse(policy)
+    policy = parse(policy).resolved()
     if isinstance(policy, p.Budget):
         raise PolicyError(
-            f"{policy} is not supported yet by jaxremat.remat: a budget needs a planner that chooses the stored values. "
-            "Spell the choice, for example 'dots' or 'segments:sqrt'."
+            f"remat: needs a policy that says what is stored; got {policy}, which only says how much. "
+            f"Plan first: jaxremat.remat(f, jaxremat.plan(f, *args, budget={str(policy).partition(':')[2]!r}))."
         )
     static_nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     static_names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)

@@ -180,7 +180,7 @@ def residuals(f: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 
     """
     function = f if isinstance(f, Rematerialized) else Rematerialized(f, p.Everything(), (), ())
     program, _, _ = function.program(*args, **kwargs)
-    return ledger(program.cut(_perturbed(function, program, args, kwargs, argnums)))
+    return ledger(program.cut(perturbed_inputs(function, program, args, kwargs, argnums)))
 
 
 def ledger(cut: Cut) -> Residuals:
@@ -195,13 +195,18 @@ def ledger(cut: Cut) -> Residuals:
     return Residuals(str(choice.policy), rows, cut.matches)
 
 
-def _perturbed(
+def perturbed_inputs(
     function: Rematerialized,
     program: Program,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     argnums: int | Sequence[int],
 ) -> tuple[bool, ...]:
+    """Returns for every input of a traced function whether `argnums` ask for its gradient.
+
+    Raises:
+        TypeError: they name nothing that can be differentiated.
+    """
     asked = {argnums} if isinstance(argnums, int) else set(argnums)
     asked = {n % len(args) if args else n for n in asked}
     static = {n % len(args) if args else n for n in function.static_argnums}

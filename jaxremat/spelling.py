@@ -104,7 +104,7 @@ def _parse_part(text: str) -> Policy:
         "ops": lambda: Ops(tuple(_parse_rule(rule) for rule in _split(rest))),
         "paths": lambda: Paths(tuple(_split(rest))),
         "segments": lambda: Segments(_parse_count(rest)),
-        "values": lambda: Values(tuple(_parse_position(i) for i in _split(rest))),
+        "values": lambda: _parse_values(rest),
         "offload": lambda: Offload(_parse_part(rest)),
         "budget": lambda: Budget(_parse_amount(rest)),
     }
@@ -143,6 +143,11 @@ def _parse_count(text: str) -> int | None:
     if not re.fullmatch(r"-?\d+", text):
         raise PolicyError(f"segments: needs a number or sqrt; got {text!r}.{did_you_mean(text, ['sqrt'])}")
     return int(text)
+
+
+def _parse_values(text: str) -> Values:
+    positions, _, program = text.partition("@")
+    return Values(tuple(_parse_position(i) for i in _split(positions)), program)
 
 
 def _parse_position(text: str) -> int:

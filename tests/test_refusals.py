@@ -28,7 +28,8 @@ def refused(error, policy, *fragments, f=network, args=None):
         ("names:h0+names:zzz", ["'names:zzz' matches no value"]),
         ("values:100000", ["forward values, 0 to", "100000", "jaxremat.residuals"]),
         ("segments:900", ["at most", "segments:sqrt"]),
-        ("budget:2GiB", ["budget", "planner", "segments:sqrt"]),
+        ("budget:2GiB", ["what is stored", "only says how much", "jaxremat.plan(f, *args, budget='2GiB')"]),
+        ("values:3@0123abcd", ["made for the program 0123abcd", "Plan again"]),
     ],
 )
 def test_policies_that_cannot_apply(policy, fragments):
