@@ -4,7 +4,7 @@ The function is traced once per shapes. Under differentiation its gradient graph
 whose forward pass returns the stored values, and whose backward pass recomputes the rest just in time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 
 from jaxremat import compat
 from jaxremat import policy as p
+from jaxremat.arguments import Split, argument_of, split, static_arguments, static_positions
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
 from jaxremat.inline import inline
@@ -39,7 +40,8 @@ def remat(
             is traced once per shapes and static arguments, as by `jax.jit`, and may not have side effects.
         policy: a policy or its spelling, such as ``"dots"``; see `jaxremat.policy`.
         static_argnums: positions of arguments that are not arrays, such as flags; they must be hashable.
-        static_argnames: keyword arguments that are not arrays.
+        static_argnames: names of arguments that are not arrays. A parameter given by its position or by its name is static
+            however a call passes it.
 
     Returns:
         The function. It works under `jit`, `grad`, `vmap`, control flow and `shard_map`, and inside of itself. Forward-mode
@@ -48,7 +50,8 @@ def remat(
     Raises:
         PolicyError: `policy` cannot be read; when the function is differentiated: a name, path or operation of the policy
             fits no value, or `f` has side effects.
-        TypeError: `f` cannot be called, `policy` is no policy, or an argument is no array and not static.
+        TypeError: `f` cannot be called, or has no such static argument; `policy` is no policy; in a call, an argument is no
+            array, or `f` needs its value in Python, and it is not static.
 
     References:
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174.
@@ -83,15 +86,16 @@ class Rematerialized:
     Attributes:
         policy: what to store.
         static_argnums: positions of arguments that are not arrays.
-        static_argnames: keyword arguments that are not arrays.
+        static_argnames: names of arguments that are not arrays.
     """
 
     def __init__(
         self, f: Callable[..., Any], policy: p.Policy, static_argnums: tuple[int, ...], static_argnames: tuple[str, ...]
     ) -> None:
         self._f, self.policy = f, policy
-        self.static_argnums, self.static_argnames = static_argnums, static_argnames
+        self.static_argnums, self.static_argnames = static_arguments(f, static_argnums, static_argnames)
         self._programs = dict[Any, tuple[Program, Any]]()
+        self._warned = set[str]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
@@ -105,15 +109,16 @@ class Rematerialized:
 
     def program(self, *args: Any, **kwargs: Any) -> tuple["Program", Any, list[Any]]:
         """Returns the traced program for these arguments, the structure of its result, and the array arguments."""
-        nums = {n % len(args) if args and n < 0 else n for n in self.static_argnums}
-        static = tuple((i, args[i]) for i in sorted(nums) if i < len(args))
-        static_kw = tuple((k, kwargs[k]) for k in sorted(self.static_argnames) if k in kwargs)
-        dynamic = tuple(x for i, x in enumerate(args) if i not in nums)
-        dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
-        leaves, in_tree = jax.tree.flatten((dynamic, dynamic_kw))
-        avals = tuple(_aval(leaf, self._f) for leaf in leaves)
-        types = tuple(type(value) for _, value in (*static, *static_kw))  # 1 == True, but they are two arguments
-        key = (in_tree, avals, static, static_kw, types, compat.trace_key())
+        positions, names = static_positions(self.static_argnums, len(args)), set(self.static_argnames)
+        given = split(args, kwargs, positions, names)
+        leaves, in_tree = jax.tree.flatten((given.traced, given.traced_by_name))
+        try:
+            avals = tuple(map(_aval, leaves))
+        except TypeError:
+            raise self._no_array(args, kwargs, positions, names) from None
+        static = (given.static, given.static_by_name)
+        types = tuple(type(value) for part in static for _, value in part)  # 1 == True, but they are two arguments
+        key = (in_tree, avals, *static, types, compat.trace_key())
         try:
             found = self._programs.get(key)
         except TypeError as error:
@@ -121,44 +126,92 @@ class Rematerialized:
                 f"remat: static arguments must be hashable; {error}. Pass arrays as ordinary arguments."
             ) from None
         if found is None:
-            found, closes_over_arrays = self._trace(leaves, in_tree, static, static_kw)
+            try:
+                found, closes_over_arrays = self._trace(given)
+            except (TypeError, IndexError) as error:
+                if (flags := self._flags(args, kwargs, positions, names)) is None:
+                    raise
+                raise flags from error
             if not closes_over_arrays:  # what is closed over may be another array at the next call
                 while len(self._programs) >= _CACHED_PROGRAMS:
                     self._programs.pop(next(iter(self._programs)))
                 self._programs[key] = found
         return *found, leaves
 
-    def _trace(
-        self, leaves: list[Any], in_tree: Any, static: Any, static_kw: Any
-    ) -> tuple[tuple["Program", Any], bool]:
+    def _no_array(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], positions: set[int], names: set[str]
+    ) -> TypeError:
+        """The error for a call of which an argument holds what is no array."""
+        for key, argument in (*enumerate(args), *kwargs.items()):
+            for leaf in jax.tree.leaves(argument) if key not in positions | names else ():
+                try:
+                    _aval(leaf)
+                except TypeError:
+                    what, remedy = argument_of(self._f, key)
+                    return TypeError(
+                        f"remat: arguments of {self._name} must be arrays, numbers or pytrees of them; got "
+                        f"{type(leaf).__name__} ({leaf!r:.60}) in argument {what}. Make it static ({remedy}; see static_argnums), "
+                        "or close over it."
+                    )
+        raise AssertionError("all arguments are arrays")
+
+    def _flags(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], positions: set[int], names: set[str]
+    ) -> TypeError | None:
+        """The error for a call that cannot be traced, where it can with Python numbers as static arguments; else None."""
+
+        def is_traced(keys: set[int | str]) -> bool:
+            more_positions = {key for key in keys if isinstance(key, int)}
+            more_names = {key for key in keys if isinstance(key, str)}
+            try:
+                self._trace(split(args, kwargs, positions | more_positions, names | more_names))
+            except Exception:  # whatever it is, it is not for want of these
+                return False
+            return True
+
+        everything = (*enumerate(args), *kwargs.items())
+        numbers = {
+            key: x for key, x in everything if key not in positions | names and isinstance(x, bool | int | float)
+        }
+        needed = set[int | str](numbers)
+        if not needed or not is_traced(needed):
+            return None
+        for key in numbers:
+            if is_traced(needed - {key}):
+                needed.remove(key)
+        found = [(*argument_of(self._f, key), value) for key, value in numbers.items() if key in needed]
+        which = " and ".join(f"{what} ({value!r})" for what, _, value in found)
+        remedies = " and ".join(remedy for _, remedy, _ in found)
+        return TypeError(
+            f"remat: {self._name} asks in Python for the value of its argument {which}, and every argument that is not static is "
+            f"traced as an array, without a value. Make it static: {remedies} (static_argnums, static_argnames of jaxremat.remat)."
+        )
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._f, "__name__", "f")
+
+    def _trace(self, given: Split) -> tuple[tuple["Program", Any], bool]:
         out_tree: Any = None
+        leaves, in_tree = jax.tree.flatten((given.traced, given.traced_by_name))
 
         def flat(*leaves: Any) -> list[Any]:
             nonlocal out_tree
             dynamic, kwargs = jax.tree.unflatten(in_tree, leaves)
             args = list(dynamic)
-            for position, value in static:
+            for position, value in given.static:
                 args.insert(position, value)
-            outs, out_tree = jax.tree.flatten(self._f(*args, **kwargs, **dict(static_kw)))
+            outs, out_tree = jax.tree.flatten(self._f(*args, **kwargs, **dict(given.static_by_name)))
             return outs
 
         closed = jax.make_jaxpr(flat)(*leaves)
         check_effects(closed, self._f)
         function, closed_over = compat.hoisted(closed)
-        return (Program(function, closed_over, self.policy), out_tree), bool(closed_over)
+        return (Program(function, closed_over, self.policy, warned=self._warned), out_tree), bool(closed_over)
 
 
-def _aval(leaf: Any, f: Callable[..., Any]) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    try:
-        return jax.typeof(leaf)
-    except TypeError:
-        name = getattr(f, "__name__", "f")
-        raise TypeError(
-            f"remat: arguments of {name} must be arrays, numbers or pytrees of them; got {type(leaf).__name__} ({leaf!r:.60}). "
-            "Name it in static_argnums or static_argnames, or close over it."
-        ) from None
+def _aval(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
 
 
 def check_effects(closed: ClosedJaxpr, f: Callable[..., Any]) -> None:
