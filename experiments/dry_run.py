@@ -126,7 +126,7 @@ def run(config: Config, options: DryRun, say: Say) -> list[Row]:
     chosen = dict.fromkeys([Everything(), *policies.split_policies(config.policy)])
     configs = [dataclasses.replace(config, policy=str(policy)) for policy in chosen]
     check(configs[0])
-    targets = [jaxremat.targets()[name] for name in _names(options.target)]
+    targets = list(dict.fromkeys(jaxremat.targets()[name] for name in _names(options.target)))
     images = TRAINING_IMAGES[config.data]
     for target in targets:
         if target.available:
@@ -161,7 +161,7 @@ def run(config: Config, options: DryRun, say: Say) -> list[Row]:
 
 
 def _names(targets: str | None) -> list[str]:
-    return ["local"] if targets is None else list(dict.fromkeys(name.strip() for name in targets.split(",")))
+    return ["local"] if targets is None else [name.strip() for name in targets.split(",")]
 
 
 def _remedy(target: jaxremat.Target) -> str:

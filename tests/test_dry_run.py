@@ -206,7 +206,7 @@ def rows_of(capsys):
 def test_a_missing_compiler_is_a_row_and_the_rest_goes_on(monkeypatch, capsys):
     pretend(monkeypatch, gpu="", tpu="pip install the-tpu-compiler")
     costs(monkeypatch, lambda batch, target: GIB)
-    assert status(["--policy=dots", "--target=v5e,h100"]) == 0
+    assert status(["--policy=dots", "--target=v5e,H100,h100"]) == 0
     rows, out, err = rows_of(capsys)
     assert [(row["target"], row["policy"], row["peak_bytes"]) for row in rows] == [
         ("v5e", None, None),
