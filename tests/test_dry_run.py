@@ -137,7 +137,7 @@ def test_the_table_of_a_small_net(capsys, tmp_path):
 def test_what_is_compiled_is_what_training_compiles():
     """The dry run's shapes are those of the arrays and state that a run makes."""
     config = Config(model="net", data="sample", batch_size=50)
-    parts = program.describe(config, 1000, 10, absent_devices(1))
+    parts = program.describe(config, program.apply_policy(config, 10), 1000, absent_devices(1))
     state = jax.eval_shape(parts.init)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), parts.state
