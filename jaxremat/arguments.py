@@ -5,6 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import numpy as np
+
+from jaxremat import compat
 from jaxremat.errors import did_you_mean
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -52,7 +56,7 @@ def static_arguments(
     found = _parameters(f)
     if found is None or not (argnums or argnames):
         return tuple(argnums), tuple(argnames)
-    shown = getattr(f, "__name__", "the function")
+    shown = name_of(f)
     kinds = [parameter.kind for parameter in found]
     ordered = [parameter.name for parameter in found if parameter.kind in _BY_POSITION]
     named = [parameter.name for parameter in found if parameter.kind in _BY_NAME]
@@ -86,6 +90,12 @@ def static_positions(argnums: Sequence[int], count: int) -> set[int]:
     return {i + count if i < 0 else i for i in argnums}
 
 
+def name_of(f: Callable[..., Any]) -> str:
+    """Returns what a message calls a function: its name, that of a `partial`'s function, or its class."""
+    named = getattr(f, "func", f)
+    return getattr(named, "__name__", type(named).__name__)
+
+
 def argument_of(f: Callable[..., Any], key: int | str) -> tuple[str, str]:
     """Returns what the argument at a position, or of a name, is called, and how it is made static.
 
@@ -100,6 +110,96 @@ def argument_of(f: Callable[..., Any], key: int | str) -> tuple[str, str]:
             return f"number {key}", f"static_argnums={key}"
         key = found[key].name
     return repr(key), f"static_argnames={key!r}"
+
+
+def aval_of(leaf: Any) -> Any:
+    """Returns the type of an array or of a `ShapeDtypeStruct`.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+
+
+def no_array_error(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: set[int | str]
+) -> TypeError:
+    """Returns the error for a call in which one of the arguments that are not static holds what is no array."""
+    for key, argument in (*enumerate(args), *kwargs.items()):
+        for leaf in jax.tree.leaves(argument) if key not in static else ():
+            try:
+                aval_of(leaf)
+            except TypeError:
+                what, remedy = argument_of(f, key)
+                return TypeError(
+                    f"remat: arguments of {name_of(f)} must be arrays, numbers or pytrees of them; got "
+                    f"{type(leaf).__name__} ({leaf!r:.60}) in argument {what}. Make it static ({remedy}; see static_argnums), "
+                    "or close over it."
+                )
+    raise AssertionError("all arguments are arrays")
+
+
+def flag_error(
+    f: Callable[..., Any],
+    trace: Callable[[Split], Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    positions: set[int],
+    names: set[str],
+) -> TypeError | None:
+    """Returns the error for a call of `f` that cannot be traced, where it can with numbers as static arguments; else None.
+
+    Args:
+        f: the function that was called.
+        trace: traces a call of it.
+        args: the call's arguments.
+        kwargs: the call's arguments by name.
+        positions: those that are static.
+        names: those that are static.
+    """
+    numbers = dict[int | str, Any]()
+    for key, x in (*enumerate(args), *kwargs.items()):
+        if key not in positions | names and (number := _number(x)) is not None:
+            numbers[key] = number
+
+    def is_traced(keys: set[int | str]) -> bool:
+        by_position = [numbers[i] if i in keys else x for i, x in enumerate(args)]
+        by_name = {k: numbers[k] if k in keys else x for k, x in kwargs.items()}
+        static_here = positions.union(key for key in keys if isinstance(key, int))
+        names_here = names.union(key for key in keys if isinstance(key, str))
+        try:
+            trace(split(by_position, by_name, static_here, names_here))
+        except Exception:  # whatever it is, it is not for want of these
+            return False
+        return True
+
+    needed = set(numbers)
+    if not needed or not is_traced(needed):
+        return None
+    for key in numbers:
+        if is_traced(needed - {key}):
+            needed.remove(key)
+    found = {key: argument_of(f, key) for key in numbers if key in needed}
+    given = dict[int | str, Any](enumerate(args)) | kwargs
+    outer = any(compat.is_traced(given[key]) for key in found)
+    shown = ("traced already" if compat.is_traced(given[key]) else repr(given[key]) for key in found)
+    which = " and ".join(f"{what} ({value})" for (what, _), value in zip(found.values(), shown))
+    remedies = " and ".join(remedy for _, remedy in found.values())
+    return TypeError(
+        f"remat: {name_of(f)} asks in Python for the value of its argument {which}, and every argument that is not static is "
+        f"traced as an array, without a value. Make it static: {remedies} of jaxremat.remat (or static_argnums)"
+        f"{', and likewise of the jax.jit or remat round it' if outer else ''}."
+    )
+
+
+def _number(x: Any) -> bool | int | float | None:
+    """The number that `x` would be as a flag: itself, what a scalar array holds, 1 or True for one that is traced; else None."""
+    if isinstance(x, bool | int | float):
+        return x
+    if not isinstance(x, jax.Array | np.generic) or x.shape or not str(x.dtype).startswith(("bool", "int", "uint")):
+        return None
+    unknown = compat.is_traced(x) or not getattr(x, "is_fully_addressable", True)
+    return (np.ones((), x.dtype) if unknown else x).item()
 
 
 def _parameters(f: Callable[..., Any]) -> list[inspect.Parameter] | None:

@@ -104,8 +104,8 @@ class Program:
                 check_matches(cut.matches, graph, self.policy)
                 for message in waste(cut.choice, cut.inside()):
                     if message not in self._warned:
-                        self._warned.add(message)
                         warnings.warn(message, RematWarning, stacklevel=user_stacklevel())
+                        self._warned.add(message)
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
 

@@ -4,7 +4,7 @@ The function is traced once per shapes. Under differentiation its gradient graph
 whose forward pass returns the stored values, and whose backward pass recomputes the rest just in time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -12,7 +12,15 @@ import jax
 
 from jaxremat import compat
 from jaxremat import policy as p
-from jaxremat.arguments import Split, argument_of, split, static_arguments, static_positions
+from jaxremat.arguments import (
+    Split,
+    aval_of,
+    flag_error,
+    no_array_error,
+    split,
+    static_arguments,
+    static_positions,
+)
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
 from jaxremat.inline import inline
@@ -75,7 +83,7 @@ def remat(
             f"{policy} is not supported yet by jaxremat.remat: a budget needs a planner that chooses the stored values. "
             "Spell the choice, for example 'dots' or 'segments:sqrt'."
         )
-    static_nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    static_nums = tuple(static_argnums) if isinstance(static_argnums, Iterable) else (static_argnums,)
     static_names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     return update_wrapper(Rematerialized(f, policy, static_nums, static_names), f, updated=())
 
@@ -113,9 +121,9 @@ class Rematerialized:
         given = split(args, kwargs, positions, names)
         leaves, in_tree = jax.tree.flatten((given.traced, given.traced_by_name))
         try:
-            avals = tuple(map(_aval, leaves))
+            avals = tuple(map(aval_of, leaves))
         except TypeError:
-            raise self._no_array(args, kwargs, positions, names) from None
+            raise no_array_error(self._f, args, kwargs, positions | names) from None
         static = (given.static, given.static_by_name)
         types = tuple(type(value) for part in static for _, value in part)  # 1 == True, but they are two arguments
         key = (in_tree, avals, *static, types, compat.trace_key())
@@ -129,7 +137,7 @@ class Rematerialized:
             try:
                 found, closes_over_arrays = self._trace(given)
             except (TypeError, IndexError) as error:
-                if (flags := self._flags(args, kwargs, positions, names)) is None:
+                if (flags := flag_error(self._f, self._trace, args, kwargs, positions, names)) is None:
                     raise
                 raise flags from error
             if not closes_over_arrays:  # what is closed over may be another array at the next call
@@ -137,59 +145,6 @@ class Rematerialized:
                     self._programs.pop(next(iter(self._programs)))
                 self._programs[key] = found
         return *found, leaves
-
-    def _no_array(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], positions: set[int], names: set[str]
-    ) -> TypeError:
-        """The error for a call of which an argument holds what is no array."""
-        for key, argument in (*enumerate(args), *kwargs.items()):
-            for leaf in jax.tree.leaves(argument) if key not in positions | names else ():
-                try:
-                    _aval(leaf)
-                except TypeError:
-                    what, remedy = argument_of(self._f, key)
-                    return TypeError(
-                        f"remat: arguments of {self._name} must be arrays, numbers or pytrees of them; got "
-                        f"{type(leaf).__name__} ({leaf!r:.60}) in argument {what}. Make it static ({remedy}; see static_argnums), "
-                        "or close over it."
-                    )
-        raise AssertionError("all arguments are arrays")
-
-    def _flags(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], positions: set[int], names: set[str]
-    ) -> TypeError | None:
-        """The error for a call that cannot be traced, where it can with Python numbers as static arguments; else None."""
-
-        def is_traced(keys: set[int | str]) -> bool:
-            more_positions = {key for key in keys if isinstance(key, int)}
-            more_names = {key for key in keys if isinstance(key, str)}
-            try:
-                self._trace(split(args, kwargs, positions | more_positions, names | more_names))
-            except Exception:  # whatever it is, it is not for want of these
-                return False
-            return True
-
-        everything = (*enumerate(args), *kwargs.items())
-        numbers = {
-            key: x for key, x in everything if key not in positions | names and isinstance(x, bool | int | float)
-        }
-        needed = set[int | str](numbers)
-        if not needed or not is_traced(needed):
-            return None
-        for key in numbers:
-            if is_traced(needed - {key}):
-                needed.remove(key)
-        found = [(*argument_of(self._f, key), value) for key, value in numbers.items() if key in needed]
-        which = " and ".join(f"{what} ({value!r})" for what, _, value in found)
-        remedies = " and ".join(remedy for _, remedy, _ in found)
-        return TypeError(
-            f"remat: {self._name} asks in Python for the value of its argument {which}, and every argument that is not static is "
-            f"traced as an array, without a value. Make it static: {remedies} (static_argnums, static_argnames of jaxremat.remat)."
-        )
-
-    @property
-    def _name(self) -> str:
-        return getattr(self._f, "__name__", "f")
 
     def _trace(self, given: Split) -> tuple[tuple["Program", Any], bool]:
         out_tree: Any = None
@@ -208,10 +163,6 @@ class Rematerialized:
         check_effects(closed, self._f)
         function, closed_over = compat.hoisted(closed)
         return (Program(function, closed_over, self.policy, warned=self._warned), out_tree), bool(closed_over)
-
-
-def _aval(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
 
 
 def check_effects(closed: ClosedJaxpr, f: Callable[..., Any]) -> None:

@@ -51,6 +51,7 @@ def test_two_layers(policy, kept, by_op):
     assert report.host_bytes == 0
 
 
+@pytest.mark.filterwarnings("ignore::jaxremat.RematWarning")
 def test_offloaded_bytes_are_host_bytes():
     report = jaxremat.residuals(jaxremat.remat(two_layers, "offload:names:h"), *ARGS)
     assert (report.total_bytes, report.host_bytes) == (2048, 2048)

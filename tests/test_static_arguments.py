@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxremat
@@ -26,6 +27,7 @@ def many(*xs, **options):
         (scaled, {"static_argnums": 7}, "static_argnums"),
         (scaled, {"static_argnums": True}, "takes int values; got True"),
         (scaled, {"static_argnums": "train"}, "takes int values"),
+        (scaled, {"static_argnums": None}, "takes int values; got None"),
         (scaled, {"static_argnames": "trian"}, "Did you mean 'train'"),
         (scaled, {"static_argnames": ("train", "mode")}, "got 'mode'"),
         (scaled, {"static_argnames": (2,)}, "takes str values; got 2"),
@@ -96,6 +98,19 @@ def test_a_gradient_with_a_flag_that_was_passed_as_an_array():
     g = jaxremat.remat(scaled, "nothing", static_argnames="rows")
     with pytest.raises(TypeError, match="static_argnames='train'"):
         jax.value_and_grad(g)(X, 1.0, True)
+
+
+@pytest.mark.parametrize("flag", [np.bool_(True), jnp.array(True), np.array(1)[()]])
+def test_a_flag_that_is_a_scalar_array(flag):
+    with pytest.raises(TypeError, match=r"value of its argument 'train' \(.*static_argnames='train' of jaxremat.remat"):
+        jaxremat.remat(scaled, "nothing", static_argnames="rows")(X, 1.0, flag)
+
+
+@pytest.mark.parametrize("outer", [jax.jit, lambda g: jaxremat.remat(g, "nothing")])
+def test_a_flag_that_is_traced_outside(outer):
+    g = jaxremat.remat(lambda x, train: scaled(x, train=train), "nothing")
+    with pytest.raises(TypeError, match=r"'train' \(traced already\).*and likewise of the jax.jit or remat round it"):
+        outer(g)(X, True)
 
 
 def test_an_error_that_no_static_argument_mends_stays_as_it_is():
