@@ -36,7 +36,8 @@ def user_stacklevel() -> int:
 
 
 def _directory(library: str) -> str:
-    return (sys.modules[library].__file__ or "").removesuffix("__init__.py")
+    file_name = getattr(sys.modules[library], "__file__", None)  # packages without files have none
+    return (file_name or "").removesuffix("__init__.py")
 
 
 @cache
