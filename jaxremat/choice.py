@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from jaxremat import policy as p
-from jaxremat.compat import Atom, Var
+from jaxremat.compat import Atom, Var, primitive_names
 from jaxremat.errors import PolicyError, did_you_mean
 from jaxremat.graph import Graph, Value
 from jaxremat.labels import CALLED_OPS, PRIMITIVE_OPS
@@ -270,6 +270,7 @@ def check_matches(matches: Mapping[str, int], graph: Graph, policy: p.Policy) ->
         graph: where to look for near matches.
         policy: for the message.
     """
+    context = f"{policy}: " if len(matches) > 1 else ""  # of one selector, the message would say the name twice
     for selector, count in matches.items():
         kind, _, word = selector.partition(":")
         if count or kind not in ("names", "paths", "ops") or word == "*":
@@ -283,15 +284,17 @@ def check_matches(matches: Mapping[str, int], graph: Graph, policy: p.Policy) ->
         }[kind]
         known = list(dict.fromkeys(known))
         what = {"names": "tag", "paths": "module path", "ops": "operation"}[kind]
-        exists = ""
-        if kind == "ops" and word not in known:
-            exists = " No operation has this name." if word not in {*CALLED_OPS, *PRIMITIVE_OPS.values()} else ""
+        decided_here = (graph.labels[v.var] for v in graph.values if v.index not in graph.rewritten)
+        if kind == "ops" and any(word in labels.ops for labels in decided_here):
+            raise PolicyError(
+                f"{policy}: {selector!r} decides no value, as rules before it fit all that it fits. Move it before them, or drop it."
+            )
+        is_operation = kind == "ops" and word in {*CALLED_OPS, *PRIMITIVE_OPS.values(), *primitive_names()}
+        exists = " No operation has this name." if kind == "ops" and not is_operation else ""
+        near = "" if is_operation else did_you_mean(word, known)
         there = (
             f" It has: {', '.join(sorted(known)[:12])}{', ...' if len(known) > 12 else ''}."
             if known
             else f" It has no {what}s."
         )
-        raise PolicyError(
-            f"{policy}: {selector!r} matches no value of the wrapped function.{exists}"
-            f"{did_you_mean(word, [*known, *(CALLED_OPS if kind == 'ops' else ())])}{there}"
-        )
+        raise PolicyError(f"{context}{selector!r} matches no value of the wrapped function.{exists}{near}{there}")

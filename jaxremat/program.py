@@ -6,7 +6,7 @@ programs too, with what the policy means inside of them.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
 from jaxremat.errors import RematWarning
+from jaxremat.frames import user_stacklevel
 from jaxremat.graph import Graph, run, trace_gradient
 from jaxremat.inline import called
 from jaxremat.lint import waste
@@ -49,12 +50,18 @@ class Cut:
     def matches(self) -> dict[str, int]:
         """For every selector of the policy its matches, those inside of scan bodies included."""
         total = dict(self.choice.matches)
+        for choice in self.inside():
+            for selector, count in choice.matches.items():
+                total[selector] = total.get(selector, 0) + count
+        return total
+
+    def inside(self) -> Iterator[Choice]:
+        """Yields what is chosen inside of the bodies of scans and branches, and of those inside of them."""
         for program in self.inner:
             # JAX differentiates a body anew as it learns what its carry depends on: the last time counts.
             for cut in list(program.cuts.values())[-1:]:
-                for selector, count in cut.matches.items():
-                    total[selector] = total.get(selector, 0) + count
-        return total
+                yield cut.choice
+                yield from cut.inside()
 
 
 class Program:
@@ -65,12 +72,19 @@ class Program:
         closed_over: those arrays.
         policy: what to store.
         is_inside: whether it is a body inside of another program, which then checks the policy's selectors.
+        warned: the warnings that were given and are not repeated; those that this gives are added.
     """
 
     def __init__(
-        self, function: ClosedJaxpr, closed_over: Sequence[Any], policy: p.Policy, is_inside: bool = False
+        self,
+        function: ClosedJaxpr,
+        closed_over: Sequence[Any],
+        policy: p.Policy,
+        is_inside: bool = False,
+        warned: set[str] | None = None,
     ) -> None:
         self.function, self.closed_over, self.policy, self.is_inside = function, tuple(closed_over), policy, is_inside
+        self._warned = set[str]() if warned is None else warned
         self.cuts = dict[tuple[bool, ...], Cut]()
         self._primal = runner(function, "remat_primal")
         self._call = jax.custom_vjp(lambda *inputs: self._primal(*inputs))
@@ -87,8 +101,10 @@ class Program:
             cut = Cut(choose(graph, self.policy), inner)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
-                for message in waste(cut.choice):
-                    warnings.warn(message, RematWarning, stacklevel=2)
+                for message in waste(cut.choice, cut.inside()):
+                    if message not in self._warned:
+                        warnings.warn(message, RematWarning, stacklevel=user_stacklevel())
+                        self._warned.add(message)
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
 

@@ -88,8 +88,13 @@ def parse(text: str | Policy) -> Policy:
             "'dots', 'names:h' or 'nothing'."
         )
     parts = [part.strip() for part in text.split("+")]
-    if not all(parts):
+    if not any(parts):
         raise PolicyError(f"{text!r}: empty policy.\n{GRAMMAR}")
+    if not all(parts):
+        raise PolicyError(
+            f"{text!r}: a + stands between two policies, and here one of them is missing; write "
+            f"{'+'.join(filter(None, parts))!r}, or add the other."
+        )
     return union(*map(_parse_part, parts))
 
 

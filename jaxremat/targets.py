@@ -27,7 +27,7 @@ class Target:
     """A chip, or several, that programs can be compiled for.
 
     Attributes:
-        name: as it was asked for: `local`, `h100`, `h100:4`, `v5e:2x2`.
+        name: as it was asked for, in lower case: `local`, `h100`, `h100:4`, `v5e:2x2`.
         kind: "local", "gpu" or "tpu".
         chips: how many; programs must be sharded over exactly as many. 0 for `local`: as many as the program says.
         memory_bytes: of one chip; for `local` what JAX may use, or the machine's memory; None where it is unknown.
@@ -134,17 +134,18 @@ def targets() -> Targets:
 
 
 def find_target(name: str) -> Target:
-    """Returns the target of a name such as `local`, `h100`, `h100:4` or `v5e:2x2`, available here or not.
+    """Returns the target of a name such as `local`, `h100`, `h100:4` or `v5e:2x2` in any case, available here or not.
 
     Raises:
         TargetError: no such target, or no such topology.
     """
     if not isinstance(name, str):
         raise TargetError(f"target: a name such as 'local' or 'h100' is required; got {name!r}.")
+    asked, name = name, name.lower()
     base, colon, suffix = name.partition(":")
     if base not in _NAMES:
         raise TargetError(
-            f"target: {name!r} does not exist.{did_you_mean(base.lower(), _NAMES)} There are {', '.join(_NAMES)}, and several "
+            f"target: {asked!r} does not exist.{did_you_mean(base, _NAMES)} There are {', '.join(_NAMES)}, and several "
             f"chips as h100:4 or v5e:2x2.{_how_to_get_more()}"
         )
     if base == "local":

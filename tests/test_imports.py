@@ -12,6 +12,7 @@ ROOT = Path(jaxremat.__file__).parent
 ORDER = [
     "errors",
     "text",
+    "frames",
     "policy",
     "spelling",
     "naming",
@@ -24,7 +25,9 @@ ORDER = [
     "rewrite",
     "lint",
     "program",
+    "arguments",
     "remat",
+    "rows",
     "residuals",
     "flops",
     "hlo",
