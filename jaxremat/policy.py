@@ -297,8 +297,9 @@ def union(*policies: Policy) -> Policy:
         merged.append(Names(tuple(names)))
     if paths := [n for p in distinct if isinstance(p, Paths) for n in p.patterns]:
         merged.append(Paths(tuple(paths)))
-    if positions := [i for p in distinct if isinstance(p, Values) for i in p.positions]:
-        merged.append(Values(tuple(positions)))
+    for program in dict.fromkeys(p.program for p in distinct if isinstance(p, Values)):
+        of_program = [p.positions for p in distinct if isinstance(p, Values) and p.program == program]
+        merged.append(Values(tuple(i for positions in of_program for i in positions), program))
     merged.sort(key=str)
     if not merged:
         return Nothing()
