@@ -1,5 +1,6 @@
 """The networks of the planner's benchmark: their published sizes, that tiny ones train, and how wrappers get round them."""
 
+import re
 from itertools import pairwise
 
 import jax
@@ -257,14 +258,23 @@ def test_values_know_their_block(name):
     assert names <= paths
 
 
-def test_bad_sizes_are_refused():
-    with pytest.raises(ExperimentError, match=r"multiple of 16; got 100"):
-        nets.unet(2, size=100)
-    with pytest.raises(ExperimentError, match=r"at least 1 block; got 0"):
-        TINY["chain"]().build(group=0)
-    with pytest.raises(ExperimentError, match=r"6 steps has no runs of 4; use a divisor"):
-        TINY["lstm"]().build(group=4)
-    with pytest.raises(ExperimentError, match=r"cannot be left unwrapped"):
-        TINY["lstm"]().build(group=3, wrap_last=False)
-    with pytest.raises(ExperimentError, match=r"give the Dense one"):
-        module_block(nn.Dense(3))
+BAD = {
+    "unet: 4 levels halve the size, so size is a multiple of 16; got 100": lambda: nets.unet(2, size=100),
+    "unet: size is a whole number of at least 1; got 0": lambda: nets.unet(2, size=0),
+    "vgg16: five poolings halve the size, so size is a multiple of 32; got 16": lambda: nets.vgg16(2, size=16),
+    "gpt2: heads share the width, so width is a multiple of 12; got 100": lambda: nets.gpt2(width=100),
+    "gpt2: depth is a whole number of at least 1; got 0": lambda: nets.gpt2(depth=0, scanned=True),
+    "resnet18: batch_size is a whole number of at least 1; got 1.5": lambda: nets.resnet18(1.5),
+    "resnet50: stages[1] is a whole number of at least 1; got 0": lambda: nets.resnet50(stages=(1, 0)),
+    "3 blocks: group is a whole number of at least 1; got 0": lambda: TINY["chain"]().build(group=0),
+    "3 blocks: group is a whole number of at least 1; got True": lambda: TINY["chain"]().build(group=True),
+    "a loop of 6 steps has no runs of 4; use a divisor": lambda: TINY["lstm"]().build(group=4),
+    "whose last run cannot be left unwrapped": lambda: TINY["lstm"]().build(group=3, wrap_last=False),
+    "give the Dense one": lambda: module_block(nn.Dense(3)),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_sizes_are_refused(message):
+    with pytest.raises(ExperimentError, match=re.escape(message)):
+        BAD[message]()

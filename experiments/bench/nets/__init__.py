@@ -2,6 +2,7 @@
 
     net.py           what a `Net` is: blocks, and how wrappers get round them
     modules.py       blocks from Flax modules
+    sizes.py         what sizes must be
     chain.py         the engine's chain of convolutions
     residual.py      resnet18 and wrn16_4 for CIFAR-10, resnet50
     vgg.py           vgg16
@@ -10,7 +11,8 @@
     transformer.py   ViT-S/16, GPT-2 small unrolled and scanned over its layers
     recurrent.py     an LSTM by scan
 
-`NETS` holds them at the sizes of the benchmark. Making one computes nothing: its arguments are shapes.
+`NETS` holds them at the sizes of the benchmark. Making one computes nothing: its arguments are shapes. Sizes that do not fit
+each other raise an `ExperimentError`.
 """
 
 from collections.abc import Callable

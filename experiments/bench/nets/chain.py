@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jaxremat
 from experiments import chain as plain
 from experiments.bench.nets.net import Block, Net
+from experiments.bench.nets.sizes import positive
 
 
 def chain(
@@ -17,6 +18,7 @@ def chain(
 
     Its input has shape (batch_size, size, size, channels) in float32, and so has every activation.
     """
+    positive("chain", depth=depth, batch_size=batch_size, size=size, channels=channels)
     blocks = tuple(_block(f"block{i:02}", channels) for i in range(1, depth + 1))
 
     def init(key: jax.Array) -> Any:

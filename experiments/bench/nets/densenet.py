@@ -1,4 +1,4 @@
-"""DenseNet-BC for CIFAR: every layer reads the outputs of all layers before it, which quadratic memory pays for."""
+"""DenseNet-BC for CIFAR: every layer reads what all layers before it made, so that what is kept grows quadratically."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ from flax import linen as nn
 from experiments.bench.nets.modules import image_classifier, module_block
 from experiments.bench.nets.net import Net
 from experiments.bench.nets.residual import PooledHead
+from experiments.bench.nets.sizes import multiple, positive
 from jaxremat import name
 
 _HE_NORMAL = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -18,6 +19,8 @@ def densenet_bc(batch_size: int = 64, layers: int = 16, growth: int = 12, size: 
     Three stages of `layers` dense layers, of two convolutions each, with halving transitions between them: the default is
     DenseNet-BC-100 with growth rate 12 (100 = 3 x 16 x 2 convolutions, the first one, two transitions, the head).
     """
+    positive("densenet_bc", batch_size=batch_size, layers=layers, growth=growth, classes=classes)
+    multiple("densenet_bc", 4, "two transitions halve the size", size=size)
     channels = 2 * growth
     first = nn.Conv(channels, (3, 3), use_bias=False, kernel_init=_HE_NORMAL, name="conv1")
     blocks = [module_block(first)]

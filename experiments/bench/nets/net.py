@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.bench.nets.sizes import positive
 from experiments.errors import ExperimentError
 
 Tree = Any
@@ -112,11 +113,10 @@ class Net:
             A function of `args` with the values of `loss`.
 
         Raises:
-            ExperimentError: `group` is less than 1 or does not divide the length of a loop, or `wrap_last` is False
+            ExperimentError: `group` is no whole number of at least 1 or does not divide the length of a loop, or `wrap_last` is False
                 for a loop.
         """
-        if group < 1:
-            raise ExperimentError(f"{self.name}: a group holds at least 1 block; got {group}.")
+        positive(self.name, group=group)
         wrap_block, wrap_group = wrap_block or _unwrapped, wrap_group or _unwrapped
         if isinstance(self.body, Loop):
             if not wrap_last:

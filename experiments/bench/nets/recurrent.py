@@ -6,6 +6,7 @@ from flax import linen as nn
 
 from experiments.bench.nets.modules import cross_entropy, module_block
 from experiments.bench.nets.net import Loop, Net, Tree
+from experiments.bench.nets.sizes import positive
 from jaxremat import name
 
 
@@ -15,6 +16,7 @@ def lstm(batch_size: int = 128, steps: int = 784, units: int = 512, classes: int
     It reads sequences of shape (batch_size, steps, 1): the pixels of a digit, in the task of Le et al. 2015
     (arXiv:1504.00941), whose 784 steps are what plain backpropagation through time must keep.
     """
+    positive("lstm", batch_size=batch_size, steps=steps, units=units, classes=classes)
     cell, head = nn.OptimizedLSTMCell(units, name="lstm"), module_block(nn.Dense(classes, name="head"))
     sequences = jax.ShapeDtypeStruct((batch_size, steps, 1), jnp.float32)
     labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)

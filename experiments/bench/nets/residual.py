@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from experiments.bench.nets.modules import image_classifier, module_block
 from experiments.bench.nets.net import Net
+from experiments.bench.nets.sizes import positive
 from experiments.models import BasicBlock, PreActivationBlock, Stem, global_pool
 from experiments.operations import STANDARD
 from jaxremat import name
@@ -18,6 +19,7 @@ _TRAIN = True
 
 def resnet18(batch_size: int = 512, size: int = 32, classes: int = 10) -> Net:
     """Returns the `resnet18` of `experiments.models` for images of shape (batch_size, size, size, 3)."""
+    positive("resnet18", batch_size=batch_size, size=size, classes=classes)
     blocks = [module_block(Stem(64, jnp.float32, STANDARD, name="stem"), _TRAIN)]
     for stage, features in enumerate((64, 128, 256, 512), start=1):
         for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
@@ -29,6 +31,7 @@ def resnet18(batch_size: int = 512, size: int = 32, classes: int = 10) -> Net:
 
 def wrn16_4(batch_size: int = 512, size: int = 32, classes: int = 10) -> Net:
     """Returns the `wrn16_4` of `experiments.models` for images of shape (batch_size, size, size, 3)."""
+    positive("wrn16_4", batch_size=batch_size, size=size, classes=classes)
     conv1 = nn.Conv(16, (3, 3), use_bias=False, kernel_init=_HE_NORMAL, name="conv1")
     blocks = [module_block(conv1)]
     for stage, features in enumerate((64, 128, 256), start=1):
@@ -51,6 +54,8 @@ def resnet50(
     As everywhere today the 3x3 convolution of a bottleneck has its stride, not the first 1x1. `stages` are the numbers of
     blocks, `width` the channels of the first stage.
     """
+    positive("resnet50", batch_size=batch_size, size=size, classes=classes, width=width)
+    positive("resnet50", **{f"stages[{i}]": depth for i, depth in enumerate(stages)})
     blocks = [module_block(ImageStem(width, name="stem"))]
     for stage, depth in enumerate(stages, start=1):
         for i in range(1, depth + 1):

@@ -6,6 +6,7 @@ from flax import linen as nn
 
 from experiments.bench.nets.modules import cross_entropy, image_classifier, module_block
 from experiments.bench.nets.net import Loop, Net, Tree
+from experiments.bench.nets.sizes import multiple, positive
 from jaxremat import name
 
 _NORMAL = nn.initializers.normal(0.02)
@@ -24,6 +25,9 @@ def vit(
 
     For images of shape (batch_size, size, size, 3), with a class token and learnt positions, without dropout.
     """
+    positive("vit", batch_size=batch_size, classes=classes, depth=depth, heads=heads, patch=patch)
+    multiple("vit", heads, "heads share the width", width=width)
+    multiple("vit", patch, "patches tile the image", size=size)
     layers = [TransformerBlock(heads, False, False, 1e-6, name=f"block{i:02}") for i in range(1, depth + 1)]
     blocks = [module_block(Patches(width, patch, name="patches")), *map(module_block, layers)]
     head = module_block(TokenHead(classes, name="head"))
@@ -44,6 +48,8 @@ def gpt2(
     Embedding and logits share one matrix; without dropout. `scanned` stacks the parameters of the blocks and runs these in
     one `lax.scan`.
     """
+    positive("gpt2", batch_size=batch_size, length=length, depth=depth, heads=heads, vocabulary=vocabulary)
+    multiple("gpt2", heads, "heads share the width", width=width)
     layers = [TransformerBlock(heads, True, True, 1e-5, name=f"block{i:02}") for i in range(1, depth + 1)]
     embedding = module_block(Embedding(vocabulary, length, width, name="embedding"))
     norm = module_block(nn.LayerNorm(epsilon=1e-5, name="ln_f"))

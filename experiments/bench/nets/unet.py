@@ -6,7 +6,7 @@ from flax import linen as nn
 
 from experiments.bench.nets.modules import image_classifier, module_block
 from experiments.bench.nets.net import Net
-from experiments.errors import ExperimentError
+from experiments.bench.nets.sizes import multiple, positive
 from jaxremat import name
 
 State = tuple[jax.Array, ...]
@@ -23,8 +23,8 @@ def unet(
     Raises:
         ExperimentError: `size` cannot be halved `levels` times.
     """
-    if size % 2**levels:
-        raise ExperimentError(f"unet: {levels} levels halve the size, so it is a multiple of {2**levels}; got {size}.")
+    positive("unet", batch_size=batch_size, levels=levels, width=width, channels=channels, classes=classes)
+    multiple("unet", 2**levels, f"{levels} levels halve the size", size=size)
     blocks = [module_block(Entry(width, name="entry"))]
     for level in range(1, levels + 1):
         blocks.append(module_block(Down(width * 2**level, name=f"down{level}")))

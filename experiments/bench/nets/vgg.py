@@ -5,6 +5,7 @@ from flax import linen as nn
 
 from experiments.bench.nets.modules import image_classifier, module_block
 from experiments.bench.nets.net import Net
+from experiments.bench.nets.sizes import multiple, positive
 from jaxremat import name
 
 # Convolutions per stage and the width of each, as multiples of the first.
@@ -16,6 +17,8 @@ def vgg16(batch_size: int = 176, size: int = 224, classes: int = 1000, width: in
 
     Without batch norm, as in the original, and without the dropout between its dense layers, whose activations are small.
     """
+    positive("vgg16", batch_size=batch_size, classes=classes, width=width, hidden=hidden)
+    multiple("vgg16", 32, "five poolings halve the size", size=size)
     blocks = [
         module_block(ConvBlock(depth, factor * width, i, name=f"stage{stage}_conv{i}"))
         for stage, (depth, factor) in enumerate(_STAGES, start=1)
