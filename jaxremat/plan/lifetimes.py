@@ -100,6 +100,8 @@ class Lifetimes:
         forward, maker, first = self.operations.forward, self.operations.maker, self.operations.forward_values
         for time in window:
             operation = self.operations.backward[time]
+            if not operation.reads and not operation.writes:
+                continue
             todo = [n for n in operation.reads if n < first and n not in there]
             if todo:
                 again = set[int]()
@@ -165,13 +167,21 @@ def _live(
     for step, operation in enumerate(program):
         sources = _NOBODY
         for number in operation.reads:
-            sources |= {number} if number in born else made_of.get(number, _NOBODY)
-        in_memory = [n for n in operation.writes if not operation.is_fused or n in whole]
-        if in_memory or not operation.writes:
-            last.update(dict.fromkeys(sources, step))
-            born.update(dict.fromkeys(in_memory, step))
-            last.update(dict.fromkeys(in_memory, step))
-        made_of.update(dict.fromkeys((n for n in operation.writes if n not in born), sources))
+            if number in born:
+                sources |= {number}
+            elif number in made_of:
+                sources |= made_of[number]
+        fused, writes = operation.is_fused, operation.writes
+        is_run = not fused or not writes
+        for number in writes:
+            if not fused or number in whole:
+                born[number] = last[number] = step
+                is_run = True
+            elif number not in born:
+                made_of[number] = sources
+        if is_run:
+            for number in sources:
+                last[number] = step
     last.update({n: end for n in results if n in born})
     lives = {n: (born[n], last[n]) for n in born if last[n] >= 0 and n in counted and n not in given}
     ending = dict[int, list[int]]()
