@@ -113,16 +113,13 @@ def _recomputed(situation: Situation, plan: Figures) -> float:
     return plan.recomputed_flops / 1e9
 
 
-def _in_step(situation: Situation, plan: Figures) -> float:
-    return (situation.step.contraction_flops + plan.recomputed_flops) / 1e9
-
-
 def _extra(situation: Situation, plan: Figures) -> float:
     return 100 * plan.recomputed_flops / situation.step.contraction_flops
 
 
+# The chain's: a step of 66 GFLOP where no remat's has 55.5, by the count of XLA; best segments have 74.2.
 CLAIMS = (
-    Claim("chain16", "local", "the peak of the best segments", False, _best_segments, _in_step, 66.0, "GFLOP in a step"),
+    Claim("chain16", "local", "the peak of the best segments", False, _best_segments, _recomputed, 10.5, "GFLOP recomputed"),
     Claim(
         "chain16", "local", "176 MiB of temporaries", False, _temporaries(176 * _MIB), _recomputed, 0.0, "GFLOP recomputed"
     ),
