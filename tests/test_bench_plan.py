@@ -84,6 +84,16 @@ def test_budgets_are_asked_in_order_of_interest_and_once():
     assert budgets(suite_of(competitor("a", 800, 10)), "tiny", "h100", ["a"]) == ()
 
 
+def test_the_smallest_of_near_budgets_stands_for_all():
+    # One part in a thousand of 700,700 is 700.7.
+    base, names = competitor(NO_REMAT, 1_000_000, 0), ("a", "b", "c", "d")
+    rows = [competitor(name, 700_000 + more, 9) for name, more in zip(names, (700, 0, 702, 701))]
+    assert budgets(suite_of(base, *rows), "tiny", "h100", names) == (700_000, 750_000, 500_000, 700_701)
+    found = suite_of(base, *rows, planned(700_000, 600_000, 8))
+    outcomes = {row.competitor.cell.asked: row.outcome for row in found.rows("tiny", "h100")}
+    assert outcomes == {"a": "less", "b": "less", "c": "not asked", "d": "not asked"}
+
+
 def test_medians_and_distances():
     other = competitor(NO_REMAT, 1001, 0, net="other")
     # 75 % of 1001 is 750.75: budgets are whole bytes.
@@ -214,11 +224,14 @@ def test_what_fails_is_a_row(tiny, monkeypatch, capsys):
         (("--nets", "tiny", "--targets", "h10"), "Did you mean 'h100'"),
         ((*ARGUMENTS[:4], "--competitors", "per block: dot"), "Did you mean 'per block: dots'"),
         ((*ARGUMENTS[:4], "--out", "/"), "--out must name a file that can be written"),
-        (("--picture", "plan.pdf"), "ends in .svg or .png"),
+        ((*ARGUMENTS[:4], "--seconds", "nan"), "--seconds must be a number of at least 0; got nan"),
+        (("--picture", "plan.svg"), "must hold results, plan*.jsonl; it holds none"),
+        (("--picture", "plan.svg", "--seconds", "3"), "beside them --out alone has a meaning"),
+        (("--picture", "plan.svg", "--out", "/nowhere.jsonl"), "must be a file of results: No such file"),
     ],
 )
-def test_bad_input(tiny, arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(plan, "committed", lambda: suite_of(BASE))
+def test_bad_input(tiny, arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(plan, "RESULTS", tmp_path)
     assert plan.main(list(arguments)) == 2
     assert message in capsys.readouterr().err
 
@@ -256,17 +269,19 @@ def test_tables():
     assert "| tiny | h100 | per block: nothing |" in text
 
 
-def test_the_block_of_a_page(tmp_path, monkeypatch, capsys):
+def test_the_block_of_a_page(tmp_path, capsys):
     page = tmp_path / "README.md"
     page.write_text("a\n<!-- plan:begin -->\n<!-- plan:end -->\nb\n")
-    monkeypatch.setattr(plan, "committed", example)
-    figure = tmp_path / "plan.svg"
-    assert plan.main(["--readme", str(page), "--picture", str(figure)]) == 0
+    lines, figure = tmp_path / "plan.jsonl", tmp_path / "plan.svg"
+    for result in example().results:
+        plan_cells.append(lines, result)
+    assert plan.main(["--readme", str(page), "--picture", str(figure), "--out", str(lines)]) == 0
+    assert figure.exists()
     assert json.loads(capsys.readouterr().out)["changed"]
     assert page.read_text() == f"a\n<!-- plan:begin -->\n{plan_tables.markdown(example())}\n<!-- plan:end -->\nb\n"
     assert update_block(page, "plan", plan_tables.markdown(example()), write=False)
     page.write_text("a\n")
-    assert plan.main(["--readme", str(page)]) == 2
+    assert plan.main(["--readme", str(page), "--out", str(lines)]) == 2
     assert "must hold one block that begins with <!-- plan:begin -->" in capsys.readouterr().err
 
 
@@ -282,5 +297,7 @@ def test_picture(tmp_path):
     assert first == second
     for text in ("tiny, h100", "plans", "per block", "segments of", "whole net"):
         assert f">{text}" in first.decode()
+    with pytest.raises(ValueError, match=r"ends in \.svg or \.png"):
+        picture(found, tmp_path / "plan.pdf")
     with pytest.raises(ValueError, match="nothing to draw"):
         picture(suite_of(BASE), tmp_path / "c.svg")

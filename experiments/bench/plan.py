@@ -7,14 +7,16 @@
 For each network and target, no remat and the competitors are compiled, and the planner is asked for a plan within the
 peak of each, within 75 % and 50 % of that of no remat, and within the budgets of its named claims. Recomputation is that of
 convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. Every cell
-is a line of `--out`; cells that are there are not run again. The exit status is 1 where the planner is beaten.
+is a line of `--out`; cells that are there are not run again. The exit status is 1 where the planner is beaten. `--readme` and
+`--picture` show the results of `--out`, or those that are committed.
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -51,9 +53,9 @@ class Options:
     )
     seconds: Annotated[float | None, tyro.conf.arg(help="begin no cell after so many")] = None
     readme: Annotated[
-        str | None, tyro.conf.arg(metavar="FILE", help="run nothing: write the committed table there")
+        str | None, tyro.conf.arg(metavar="FILE", help="run nothing: write the table into its block there")
     ] = None
-    picture: Annotated[str | None, tyro.conf.arg(metavar="FILE", help="run nothing: draw the committed curves")] = None
+    picture: Annotated[str | None, tyro.conf.arg(metavar="FILE", help="run nothing: draw the curves")] = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def contests(options: Options) -> list[Contest]:
     for flag, names in (("--nets", options.nets), ("--targets", options.targets)):
         if not names:
             raise ExperimentError(f"{flag} needs at least one name; got none.")
+    if options.seconds is not None and not 0 <= options.seconds < math.inf:
+        raise ExperimentError(f"--seconds must be a number of at least 0; got {options.seconds:g}.")
     available = jaxremat.targets()
     for target in options.targets:
         if target not in available:
@@ -183,13 +187,16 @@ def is_beaten(suite: Suite) -> bool:
     return claims or bool(plan_tables.misses(suite)) or bool(disagreements(suite))
 
 
-def committed() -> Suite:
-    """Returns the results beside this package.
+def written(options: Options) -> Suite:
+    """Returns the results of `--out`, or else those beside this package.
 
     Raises:
-        ExperimentError: there are none, or a file is damaged.
+        ExperimentError: there are none, a file is damaged, or options for a run are given.
     """
-    files = sorted(RESULTS.glob("plan*.jsonl"))
+    others = replace(options, readme=None, picture=None, out=None)
+    if others != Options():
+        raise ExperimentError("--readme and --picture run nothing, so that beside them --out alone has a meaning.")
+    files = sorted(RESULTS.glob("plan*.jsonl")) if options.out is None else [Path(options.out).expanduser()]
     if not files:
         raise ExperimentError(f"experiments/{RESULTS.name} must hold results, plan*.jsonl; it holds none.")
     return Suite(plan_cells.read(files))
@@ -217,11 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(options: Options) -> int:
-    suite, written = committed(), dict[str, bool]()
+    suite, answer = written(options), dict[str, bool]()
     if options.readme is not None:
         path = Path(options.readme).expanduser()
-        written["changed"] = not update_block(path, "plan", plan_tables.markdown(suite), write=True)
+        answer["changed"] = not update_block(path, "plan", plan_tables.markdown(suite), write=True)
     if options.picture is not None:
         picture(suite, options.picture)
-    print(json.dumps({"readme": options.readme, "picture": options.picture, **written}))
+    print(json.dumps({"readme": options.readme, "picture": options.picture, **answer}))
     return 0

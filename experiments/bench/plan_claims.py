@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from experiments.bench.plan_cells import Cell, Figures, Step
-from experiments.bench.plan_verdicts import FRACTIONS, Suite, part_of
+from experiments.bench.plan_cells import Figures, Step
+from experiments.bench.plan_verdicts import FRACTIONS, NEAR, Suite, part_of
 
 _MIB = 2**20
 
@@ -59,8 +59,7 @@ class Claim:
     def is_asked(self, suite: Suite) -> bool:
         """Returns whether the planner was asked, with whatever result."""
         size = self.budget_bytes(suite, self.net, self.target)
-        plans = suite.plans(self.net, self.target)
-        return any(plan.cell == Cell("plan", self.net, self.target, size) for plan in plans if size is not None)
+        return size is not None and suite.plan(self.net, self.target, size) is not None
 
     def holds(self, suite: Suite) -> bool:
         """Returns whether the figure is known and within its limit."""
@@ -148,4 +147,8 @@ def budgets(suite: Suite, net: str, target: str, competitors: Iterable[str]) -> 
         least = min(least, figures.recomputed_flops)
     claimed = [size for claim in CLAIMS if (size := claim.budget_bytes(suite, net, target)) is not None]
     wanted = [*reversed(best), *(part_of(peak, f) for f in FRACTIONS), *claimed, *reversed(beaten)]
-    return tuple(size for size in dict.fromkeys(wanted) if size < peak)
+    kept = [0]
+    for size in sorted(wanted):
+        if size - size // NEAR > kept[-1]:
+            kept.append(size)
+    return tuple(size for size in dict.fromkeys(wanted) if size in kept and size < peak)

@@ -44,7 +44,7 @@ def rows(suite: Suite) -> list[list[str]]:
         for fraction in FRACTIONS if base is not None else ():
             assert base is not None
             size = part_of(base[0].peak_bytes, fraction)
-            plan = next((p for p in suite.plans(net, target) if p.cell.asked == size), None)
+            plan = suite.plan(net, target, size)
             if plan is not None:
                 found.append([net, target, f"{fraction:.0%} of no remat", mib(size), "-", *_plan(plan), plan.status])
     return found

@@ -11,6 +11,8 @@ from experiments.bench.plan_cells import NO_REMAT, Cell, Figures, Planned, Resul
 Outcome = Literal["less", "same", "nothing", "more", "over budget", "no plan", "failed", "saves nothing", "not asked"]
 MISSES: tuple[Outcome, ...] = ("more", "over budget", "no plan", "failed")
 FRACTIONS = (0.75, 0.5)
+# Of budgets that differ by less than one part in so many, the smallest stands for all.
+NEAR = 1000
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,15 @@ class Suite:
         """Returns the results of the planner, the largest budget first."""
         return sorted(self._of("plan", net, target), key=lambda result: -int(result.cell.asked))
 
+    def plan(self, net: str, target: str, budget_bytes: int) -> Result | None:
+        """Returns the planner's result for a budget, or for the largest that is a little smaller; None where there is none."""
+        least = budget_bytes - budget_bytes // NEAR
+        near = (p for p in self.plans(net, target) if least <= int(p.cell.asked) <= budget_bytes)
+        return next(near, None)
+
     def planned(self, net: str, target: str, budget_bytes: int) -> tuple[Figures, Planned] | None:
         """Returns what was found for a budget; None where nothing was, or it was not asked for."""
-        result = self._results.get(Cell("plan", net, target, budget_bytes))
+        result = self.plan(net, target, budget_bytes)
         if result is None or result.figures is None or result.planned is None:
             return None
         return result.figures, result.planned
@@ -87,7 +95,7 @@ class Suite:
                 continue
             plan = None
             if result.figures is not None:
-                plan = self._results.get(Cell("plan", net, target, result.figures.peak_bytes))
+                plan = self.plan(net, target, result.figures.peak_bytes)
             rows.append(Row(result, plan, outcome(result, plan, base[0] if base else None)))
         return sorted(rows, key=lambda row: -(row.competitor.figures.peak_bytes if row.competitor.figures else 0))
 
