@@ -222,6 +222,7 @@ def test_what_fails_is_a_row(tiny, monkeypatch, capsys):
         (("--nets", "tinny"), "--nets takes tiny; got 'tinny'. Did you mean 'tiny'"),
         (("--nets", "tiny:0"), "as in tiny:32; got 'tiny:0'"),
         (("--nets", "tiny", "--targets", "h10"), "Did you mean 'h100'"),
+        (("--nets", "tiny", "--targets", "v5e:2x2"), "on one chip, as in v5e; got 'v5e:2x2'"),
         ((*ARGUMENTS[:4], "--competitors", "per block: dot"), "Did you mean 'per block: dots'"),
         ((*ARGUMENTS[:4], "--out", "/"), "--out must name a file that can be written"),
         ((*ARGUMENTS[:4], "--seconds", "nan"), "--seconds must be a number of at least 0; got nan"),

@@ -94,6 +94,8 @@ def contests(options: Options) -> list[Contest]:
         if target not in available:
             hint = did_you_mean(target, available)
             raise ExperimentError(f"--targets takes {', '.join(available)}; got {target!r}.{hint}")
+        if available[target].chips > 1:
+            raise ExperimentError(f"--targets: these networks run on one chip, as in v5e; got {target!r}.")
         if not available[target].available:
             raise ExperimentError(f"Nothing here compiles for {target}. Needed: {available[target].remedy}.")
     nets = {name: net_of(name) for name in options.nets}

@@ -43,7 +43,7 @@ def picture(suite: Suite, path: str | Path) -> Path:
         axes = figure.add_subplot(lines, columns, i)
         _panel(axes, suite, net, target, base)
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=8, frameon=False)
     figure.supxlabel("recomputed convolutions and matrix products, as a share of a step's", fontsize=9)
     figure.supylabel("compiled peak, as a share of no remat's", fontsize=9)
     partial = path.with_name(f".{path.stem}.part{path.suffix}")
