@@ -74,6 +74,9 @@ def choose(graph: Graph, policy: p.Policy) -> Choice:
     Raises:
         PolicyError: the policy is a budget, or names positions that the graph does not have.
     """
+    given = policy
+    if isinstance(policy, p.Loops):  # what scans keep is stored where `outer` says so, and computed again elsewhere
+        policy = policy.outer
     matches = dict[str, int]()
     marks = dict[Var, Mark]()
     for part in policy.parts if isinstance(policy, p.Union) else (policy,):
@@ -81,12 +84,12 @@ def choose(graph: Graph, policy: p.Policy) -> Choice:
             if var not in marks or (marks[var].host and not mark.host):
                 marks[var] = mark
     exact = isinstance(policy, p.Values)
-    if not exact:
+    if not exact and not isinstance(given, p.Loops):
         for index in graph.rewritten:
             marks |= {v: Mark(INSIDE) for v in graph.forward[index].outvars if v not in marks}
     kept, recomputed = _walk(graph, marks, small=not exact)
     order = sorted(kept, key=lambda var: graph.value_of[var].position)
-    return Choice(graph, policy, {var: kept[var] for var in order}, recomputed, marks, matches)
+    return Choice(graph, given, {var: kept[var] for var in order}, recomputed, marks, matches)
 
 
 def small_and_marked(graph: Graph, marks: Mapping[Var, Mark]) -> list[Var]:

@@ -13,6 +13,7 @@ no function and no state: `parse(str(policy)) == policy`, so the spelling serves
     paths:*/Conv_*,head         values made inside these module paths; globs
     segments:4, segments:sqrt   values at the borders of n segments, cut at the narrowest waists
     values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to
+    loops:POLICY|4*POLICY       one for the function and one for the body of each scan, which may be cut into runs of steps
     offload:POLICY              what POLICY would store, in host memory
     budget:2GiB, budget:60%, budget:fits
                                 what the planner chooses so that the compiled peak stays within the bytes
@@ -214,13 +215,38 @@ class Values(Policy):
 
 
 @dataclass(frozen=True, repr=False)
+class Loops(Policy):
+    """`outer` for the function itself, and of its scans, in program order, the policies of their bodies.
+
+    A body is `(run, policy)`. With a run of n above 0 the scan is cut into runs of n steps: only the carry before each run is
+    stored, and a run is computed again when the backward pass reaches it, storing what its policy says.
+    """
+
+    outer: Policy
+    bodies: tuple[tuple[int, Policy], ...]
+
+    def __post_init__(self) -> None:
+        inside = (Nothing, Everything, Dots, DotsNoBatch, Names, Paths, Ops, Values)
+        good = isinstance(self.outer, inside) and all(isinstance(policy, inside) for _, policy in self.bodies)
+        if not good or not self.bodies or any(run < 0 or run == 1 for run, _ in self.bodies):
+            raise PolicyError(
+                "loops: needs a policy and one for each scan, such as loops:nothing|dots or loops:nothing|4*dots, where runs "
+                f"are of 2 steps or more; got {'|'.join(map(str, (self.outer, *self.bodies)))}."
+            )
+
+    def __str__(self) -> str:
+        bodies = [f"{run}*{policy}" if run else str(policy) for run, policy in self.bodies]
+        return f"loops:{'|'.join([str(self.outer), *bodies])}"
+
+
+@dataclass(frozen=True, repr=False)
 class Offload(Policy):
     """Keep what `policy` would store in host memory. Make it with `offload`, which spreads over unions."""
 
     policy: Policy
 
     def __post_init__(self) -> None:
-        if isinstance(self.policy, Nothing | Offload | Budget | Union):
+        if isinstance(self.policy, Nothing | Offload | Budget | Union | Loops):
             raise PolicyError(
                 f"offload: needs one policy that stores something, such as offload:names:conv_out; got {self.policy}."
             )

@@ -125,14 +125,23 @@ class Lifetimes:
             times.append(time)
         if not program:
             return Profile(0, ())
-        live = self._live(program, counted=range(first), there=stored, written=gated, given=given)
+        # What operations need while they run is in the backward pass' own bytes.
+        live = self._live(program, counts_work=False, counted=range(first), there=stored, written=gated, given=given)
         return Profile(int((live + self.own_bytes[times]).max(initial=0)), tuple(recomputed))
 
     def _live(
-        self, program: Sequence[Operation], *, counted: range | None = None, **values: Collection[int]
+        self,
+        program: Sequence[Operation],
+        *,
+        counted: range | None = None,
+        counts_work: bool = True,
+        **values: Collection[int],
     ) -> np.ndarray:
-        every = range(len(self.operations.sizes))
-        return _live(program, self.operations.sizes, counted=every if counted is None else counted, **values)
+        counted = range(len(self.operations.sizes)) if counted is None else counted
+        live = _live(program, self.operations.sizes, counted=counted, **values)
+        if counts_work:
+            live = live + np.array([operation.work_bytes for operation in program] or [0], np.int64)
+        return live
 
 
 _NOTHING = Operation((), (), True, False, 0, 0, 0)
