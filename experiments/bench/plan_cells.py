@@ -1,6 +1,7 @@
 """One cell of the planner's bench: a competitor, or a budget given to the planner, for one network and target; as JSON lines."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -76,7 +77,8 @@ class Planned:
     """What a plan says of itself, beside the figures of its program. Costs in operations of all kinds.
 
     Attributes:
-        policy: its kind: `values` for a stored set of the planner's own, else the standard policy that won.
+        policy: its kind: `values` for a stored set of the planner's own, `values/values` for one of two levels, `loops:` for
+            one with scans, else the standard policy that won.
         told_peak_bytes: the compiled peak that the plan reports.
         told_flops: the recomputed contractions that the plan reports.
         cost_flops: all that the plan recomputes.
@@ -153,15 +155,16 @@ def plan(cell: Cell, net: Net) -> Result:
 
 
 def kind_of(policy: Policy) -> str:
-    """Returns a policy's spelling, of a list of positions the word `values` alone.
+    """Returns a policy's spelling, of lists of positions the word `values` alone, once for every level.
 
     Example:
         >>> import jaxremat
-        >>> kind_of(jaxremat.parse("dots")), kind_of(jaxremat.parse("values:1,2"))
-        ('dots', 'values')
+        >>> [kind_of(jaxremat.parse(text)) for text in ("dots", "values:1,2@ab", "values:1/3/5,6", "loops:dots|4*values:1")]
+        ['dots', 'values', 'values/values/values', 'loops:dots|4*values']
     """
-    text = str(policy)
-    return "values" if text.startswith("values:") else text
+    return re.sub(
+        r"values:([\d,/]+)(@[0-9a-f]+)?", lambda found: "/".join(["values"] * (found[1].count("/") + 1)), str(policy)
+    )
 
 
 def figures(net: Net, loss: Any, target: str) -> Figures:
