@@ -80,7 +80,9 @@ def same_training(one, other):
 @pytest.fixture(scope="module")
 def plain():
     config = dataclasses.replace(CONFIG, policy="everything")
-    return dataclasses.asdict(cifar.train(config, Console(quiet=True)).record)
+    record = cifar.train(config, Console(quiet=True)).record
+    assert record is not None
+    return dataclasses.asdict(record)
 
 
 def test_a_budget_is_planned_trained_and_kept(plain, shared, capsys, monkeypatch):
