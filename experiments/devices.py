@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+import jaxremat
 from experiments.config import Config, check_filled
 from experiments.errors import ExperimentError
 
@@ -88,6 +89,28 @@ def check_batch(batch_size: int, devices: Devices, training_images: int) -> None
             f"Near it: {' or '.join(map(str, nearest))}."
         )
     check_filled(batch_size, training_images)
+
+
+def devices_of(target: jaxremat.Target) -> Devices:
+    """Returns the devices that a program for a target is laid out over: those that are here, or so many absent ones."""
+    return all_devices() if target.kind == "local" else absent_devices(target.chips)
+
+
+def check_batch_on(target: jaxremat.Target, batch_size: int, training_images: int) -> None:
+    """Refuses a batch that cannot be divided over a target's chips, or filled.
+
+    Raises:
+        ExperimentError: it names the target.
+    """
+    try:
+        check_batch(batch_size, devices_of(target), training_images)
+    except ExperimentError as error:
+        raise ExperimentError(f"--target {target.name}: {error}") from None
+
+
+def why_missing(target: jaxremat.Target) -> str:
+    """Returns the message for a target that is not available, with what to install."""
+    return f"nothing here compiles for {target.name}. Needed: {target.remedy}"
 
 
 def describe_devices(devices: Devices) -> dict[str, Any]:

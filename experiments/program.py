@@ -14,7 +14,7 @@ import jaxremat
 from experiments import policies
 from experiments.config import Config
 from experiments.data import Dataset
-from experiments.devices import Devices
+from experiments.devices import Devices, absent_devices
 from experiments.models import build
 from experiments.training import (
     AUGMENTED,
@@ -72,10 +72,22 @@ class Applied:
         Raises:
             PolicyError: the policy does not fit this model.
         """
+        return jaxremat.residuals(self.loss, *self.arguments(batch_size)).total_bytes
+
+    def arguments(self, batch_size: int) -> tuple[Any, ...]:
+        """Returns the shapes that a step hands to the loss.
+
+        They are laid out over a mesh, as those of the step are: there JAX traces a function to another program than without
+        one, with other numbers of values, and a plan is a list of such numbers.
+        """
         images = jax.ShapeDtypeStruct((batch_size, 32, 32, 3), self.dtype)
         labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
         key = jax.eval_shape(lambda: jax.random.key(0))
-        return jaxremat.residuals(self.loss, *self.shapes, images, labels, key).total_bytes
+        whole = absent_devices(1).whole
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole),
+            (*self.shapes, images, labels, key),
+        )
 
 
 def apply_policy(config: Config, classes: int) -> Applied:
