@@ -1,16 +1,21 @@
 """ResNet-18 under every kind of policy: the bits of its value, statistics and gradients are those without any.
 
-On a CPU in float32 with the compiler's default options; tests/test_counts.py has the same for the chain, under more
-policies. Scales and biases are drawn at random: those of a new network, 1 and 0, round nothing, and would hide another
-order of operations.
+On a CPU in float32 without fused multiply-adds, as conftest.py starts JAX; tests/test_counts.py has the same for the chain,
+under more policies. Scales and biases are drawn at random: those of a new network, 1 and 0, round nothing, and would hide
+another order of operations.
 """
+
+import os
+import platform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from programs import same
 
 import jaxremat
+from experiments.devices import all_devices
 from experiments.models import build
 from experiments.training import make_loss
 
@@ -56,3 +61,27 @@ def expected(arguments):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_gradients_are_bit_identical(policy, arguments, expected):
     same(run(jaxremat.remat(make_loss(build("resnet18")), policy), arguments), expected)
+
+
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the option names x86 instructions")
+
+
+@x86
+def test_a_product_and_a_sum_are_rounded_apart():
+    x, y, z = np.random.default_rng(0).normal(size=(3, 4096)).astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(lambda x, y, z: x * y + z)(x, y, z), x * y + z)
+
+
+@x86
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ("", "--xla_cpu_max_isa=AVX"),
+        ("--xla_dump_to=x", "--xla_dump_to=x --xla_cpu_max_isa=AVX"),
+        ("--xla_cpu_max_isa=AVX2", "--xla_cpu_max_isa=AVX2"),
+    ],
+)
+def test_runs_start_jax_without_fused_multiply_adds(given, flags, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", given)
+    all_devices()
+    assert os.environ["XLA_FLAGS"] == flags
