@@ -19,7 +19,7 @@ import jaxremat
 from experiments import devices, records
 from experiments.cifar_files import CLASSES
 from experiments.config import Config
-from experiments.program import Applied, apply_policy, describe, step_options
+from experiments.program import Applied, apply_policy, describe
 from experiments.training import make_loss
 from jaxremat.cost_cache import cache_directory, cache_key
 from jaxremat.plan.result import short
@@ -74,7 +74,7 @@ def plan_run(config: Config, target: jaxremat.Target, training_images: int, say:
         CompileError: its compiler refused the step.
     """
     over = devices.devices_of(target)
-    options = step_options() if target.kind == "local" else None
+    options = jaxremat.compiler_options() if target.kind == "local" else None
     plain = apply_policy(dataclasses.replace(config, policy="everything", regions="net"), len(CLASSES))
     budget = str(jaxremat.parse(config.policy))
 

@@ -214,7 +214,7 @@ class _Compiler:
         key = (config, over, here)
         if key not in self._built:
             parts = program.describe(config, self._under_policy(config), self._images, over)
-            self._built[key] = parts, parts.jit_step(program.step_options() if here else None)
+            self._built[key] = parts, parts.jit_step(jaxremat.compiler_options() if here else None)
         return self._built[key]
 
     def traced_row(self, config: Config) -> Row:

@@ -228,7 +228,7 @@ def test_the_planner_gets_the_step_that_runs(empty, monkeypatch):
     parts = program.describe(CONFIG, applied, 1000, all_devices())
     step, args = asked["step"](make_loss(applied.model))
     assert jax.tree.leaves(args) == jax.tree.leaves((parts.state, parts.training, parts.order))
-    lowered = [each.lower(*args).as_text() for each in (step, parts.jit_step(program.step_options()))]
+    lowered = [each.lower(*args).as_text() for each in (step, parts.jit_step(jaxremat.compiler_options()))]
     assert lowered[0] == lowered[1]
 
 
