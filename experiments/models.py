@@ -10,6 +10,9 @@ weight. Where a policy is applied block by block, `wrap_block` receives each blo
     vit        patches, block{1-6}, ln, head              patch_out ln_out q k v scores probs heads_out attention_out
                                                           fc1_out gelu_out fc2_out block_out pool_out
 
+With `ops="lean"` a batch norm and a ReLU that one convolution reads are one operation with it, without tags between: there
+is no `relu_out` in resnet18.
+
 Inside blocks: convolutions `conv*`, batch norms `bn*`, layer norms `ln*`, dropout `dropout*`, dense layers `fc*`, and in
 `vit` a module `attention` with `q`, `k`, `v`, `out`. A block is a convolution with its activation and pooling, or the
 dense head (`net`), a residual block (`resnet18`, `wrn16_4`), an encoder layer (`vit`).
@@ -133,10 +136,24 @@ class Net(nn.Module):
         return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(jnp.float32)
 
 
-def _conv(features: int, size: int, stride: int, dtype: Dtype, name: str) -> nn.Conv:
+def _conv(
+    features: int, size: int, stride: int, *, dtype: Dtype, name: str, conv_general_dilated: Callable[..., Any]
+) -> nn.Conv:
     return nn.Conv(
-        features, (size, size), (stride, stride), "SAME", use_bias=False, dtype=dtype, kernel_init=_HE_NORMAL, name=name
+        features,
+        (size, size),
+        (stride, stride),
+        "SAME",
+        use_bias=False,
+        dtype=dtype,
+        kernel_init=_HE_NORMAL,
+        conv_general_dilated=conv_general_dilated,
+        name=name,
     )
+
+
+def _stem_conv(features: int, dtype: Dtype, ops: Operations) -> nn.Conv:
+    return _conv(features, 3, 1, dtype=dtype, name="conv1", conv_general_dilated=ops.conv_general_dilated)
 
 
 def _global_pool(x: jax.Array) -> jax.Array:
@@ -163,11 +180,10 @@ class BasicBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, self.ops, train, self.dtype)
+        conv = partial(_conv, self.features, dtype=self.dtype, conv_general_dilated=self.ops.conv_general_dilated)
+        bn = partial(_batch_norm, self.ops, train, self.dtype)
         y = name(conv(3, self.stride, name="conv1")(x), "conv_out")
-        y = name(bn("bn1")(y), "bn_out")
-        y = name(self.ops.relu(y), "relu_out")
-        y = name(conv(3, 1, name="conv2")(y), "conv_out")
+        y = name(self.ops.norm_relu_conv(bn("bn1"), partial(conv, 3, 1, name="conv2"), y), "conv_out")
         y = name(bn("bn2")(y), "bn_out")
         if x.shape != y.shape:
             x = name(conv(1, self.stride, name="conv_shortcut")(x), "conv_out")
@@ -185,7 +201,7 @@ class Stem(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns the first activations."""
-        x = name(_conv(self.features, 3, 1, self.dtype, name="conv1")(x), "conv_out")
+        x = name(_stem_conv(self.features, self.dtype, self.ops)(x), "conv_out")
         x = name(_batch_norm(self.ops, train, self.dtype, "bn1")(x), "bn_out")
         return name(self.ops.relu(x), "block_out")
 
@@ -221,13 +237,16 @@ class PreActivationBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, self.ops, train, self.dtype)
-        y = name(self.ops.relu(name(bn("bn1")(x), "bn_out")), "relu_out")
+        conv = partial(_conv, self.features, dtype=self.dtype, conv_general_dilated=self.ops.conv_general_dilated)
+        bn = partial(_batch_norm, self.ops, train, self.dtype)
         if x.shape[-1] != self.features or self.stride != 1:
+            y = name(self.ops.relu(name(bn("bn1")(x), "bn_out")), "relu_out")
             x = name(conv(1, self.stride, name="conv_shortcut")(y), "shortcut_out")
-        y = name(conv(3, self.stride, name="conv1")(y), "conv_out")
-        y = name(self.ops.relu(name(bn("bn2")(y), "bn_out")), "relu_out")
-        y = name(conv(3, 1, name="conv2")(y), "conv_out")
+            y = conv(3, self.stride, name="conv1")(y)
+        else:
+            y = self.ops.norm_relu_conv(bn("bn1"), partial(conv, 3, 1, name="conv1"), x)
+        y = name(y, "conv_out")
+        y = name(self.ops.norm_relu_conv(bn("bn2"), partial(conv, 3, 1, name="conv2"), y), "conv_out")
         return name(x + y, "block_out")
 
 
@@ -243,7 +262,7 @@ class WideResNet16x4(nn.Module):
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         """Returns logits of shape (batch, classes)."""
         block = self.wrap_block(PreActivationBlock)
-        x = name(_conv(16, 3, 1, self.dtype, name="conv1")(images.astype(self.dtype)), "conv_out")
+        x = name(_stem_conv(16, self.dtype, self.ops)(images.astype(self.dtype)), "conv_out")
         for stage, features in enumerate((64, 128, 256), start=1):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
                 x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)

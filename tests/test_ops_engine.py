@@ -24,6 +24,16 @@ def images(weights, x):
     return ops.softmax_cross_entropy_with_integer_labels(x.mean((1, 2)), labels).mean()
 
 
+def normalized_first(weights, x):
+    """A convolution, then a batch norm, ReLU and convolution as one, twice."""
+    first, *others = weights
+    numbers = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    x = ops.conv_general_dilated(x, first, **numbers)
+    for w in others:
+        x = ops.batch_norm_relu_conv(x, w, **numbers)[0]
+    return jnp.mean(ops.relu(x) ** 2)
+
+
 def tokens(weights, x):
     """Attention and a perceptron with every operation of a transformer block, and a ReLU at the end."""
     q, k, v, out, up, down = weights
@@ -40,6 +50,10 @@ def _normal(seed, *shape):
 
 PROGRAMS = {
     "images": (images, ([_normal(0, 3, 3, 3, 8), _normal(1, 3, 3, 8, 8)], _normal(2, 4, 8, 8, 3))),
+    "normalized first": (
+        normalized_first,
+        ([_normal(0, 3, 3, 3, 8), _normal(1, 3, 3, 8, 8), _normal(3, 3, 3, 8, 8)], _normal(2, 4, 8, 8, 3)),
+    ),
     "tokens": (
         tokens,
         ([*(_normal(i, 8, 8) for i in range(4)), _normal(5, 8, 32), _normal(6, 32, 8)], _normal(7, 2, 6, 8)),

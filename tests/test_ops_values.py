@@ -55,7 +55,9 @@ def test_gradients_are_as_near_to_float64_as_the_counterparts(name):
     mine, theirs = ([f(*a)[1] for a in args] for f in (op_pull, counterpart_pull))
     with jax.enable_x64(True):
         exact_pull = pullback(case.counterpart, uneven)
-        exact = [exact_pull(*(np.asarray(p, np.float64) for p in a))[1] for a in args]
+        # As NumPy's, since JAX's own arrays turn into float32 in arithmetic outside of this context.
+        exact = [jax.tree.map(np.asarray, exact_pull(*(np.asarray(p, np.float64) for p in a))[1]) for a in args]
+    assert {e.dtype for e in exact[0]} == {np.dtype(np.float64)}
 
     def error(found):
         """Root mean square error in units of each argument's largest gradient, averaged over the seeds."""

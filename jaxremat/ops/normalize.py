@@ -93,16 +93,17 @@ def _out_dtype(o: Options, *given: jax.Array | None) -> Any:
     return o.dtype or jnp.result_type(*(a for a in given if a is not None))
 
 
-def _affine(
+def affine(
     o: Options, x: jax.Array, mean: jax.Array | None, raw: jax.Array, scale: jax.Array | None, bias: jax.Array | None
 ) -> jax.Array:
+    """Returns x normalized by these statistics, then scaled and shifted."""
     y = _centre(o, x, mean) * _factor(o, raw, scale)
     return (y if bias is None else y + bias).astype(_out_dtype(o, x, scale, bias))
 
 
 def _value(o: Options, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> tuple[Any, ...]:
     mean, raw = _statistics(o, x)
-    y = _affine(o, x, mean, raw, scale, bias)
+    y = affine(o, x, mean, raw, scale, bias)
     return (jnp.maximum(y, 0) if o.gated else y), mean, raw
 
 
@@ -110,12 +111,16 @@ def _keep(o: Options, out: tuple[jax.Array, ...], x: jax.Array, scale: Any, bias
     return x, out[1], out[2], scale, bias
 
 
+def _tangent_of_statistics(o: Options, centred: jax.Array, tx: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+    t_raw = 2 * _mean_of_tangent(o, centred * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
+    return _mean_of_tangent(o, tx) if o.centred else None, t_raw
+
+
 def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_bias: Any) -> tuple[Any, ...]:
     x, mean, raw, scale, bias = kept
     tx = _wide(o, tx)
     centred = _centre(o, x, mean)
-    t_raw = 2 * _mean_of_tangent(o, centred * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
-    t_mean = _mean_of_tangent(o, tx) if o.centred else None
+    t_mean, t_raw = _tangent_of_statistics(o, centred, tx)
     if scale is None:
         factor, t_factor = jax.jvp(lambda v: _factor(o, v, None), (raw,), (t_raw,))
     else:
@@ -130,11 +135,18 @@ def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_b
         t = t if t_bias is None else t + t_bias
     t = t.astype(_out_dtype(o, x, scale, bias))
     if o.gated:
-        t = lax.select(_affine(o, x, mean, raw, scale, bias) > 0, t, jnp.zeros_like(t))
+        t = lax.select(affine(o, x, mean, raw, scale, bias) > 0, t, jnp.zeros_like(t))
     return t, t_mean, t_raw
 
 
 normalize = lean("normalize", _value, _keep, _tangent)
+# The mean and the variance before it is clipped, alone: for an operation that normalizes by itself.
+statistics = lean(
+    "statistics",
+    _statistics,
+    lambda o, out, x: (x, out[0]),
+    lambda o, kept, tx: _tangent_of_statistics(o, _centre(o, *kept), _wide(o, tx)),
+)
 
 
 def parameter(op: str, argument: str, p: Any, x: jax.Array, features: tuple[int, ...]) -> jax.Array | None:

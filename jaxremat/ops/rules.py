@@ -18,7 +18,12 @@ import jax.numpy as jnp
 
 
 def lean(
-    name: str, value: Callable[..., Any], keep: Callable[..., Any], tangent: Callable[..., Any]
+    name: str,
+    value: Callable[..., Any],
+    keep: Callable[..., Any],
+    tangent: Callable[..., Any],
+    *,
+    late: bool = False,
 ) -> Callable[..., Any]:
     """Returns an operation `op(options, *args)` whose derivative keeps what `keep` returns and nothing else.
 
@@ -29,6 +34,9 @@ def lean(
             output, return that very array: it is then shared with whoever keeps it too.
         tangent: `tangent(options, kept, *tangents)`, linear in `tangents`, one for each of `args`: `None` where the
             argument is `None` or holds integers, booleans or a key.
+        late: whether a barrier holds back what `tangent` makes of the kept arrays until the cotangent is there. Without
+            it a compiler may make that early and keep it; with it nothing fuses across, which is for rules whose
+            cotangent is an array in memory anyway, as that of a convolution.
 
     Returns:
         The operation, differentiable in both modes.
@@ -46,8 +54,7 @@ def lean(
         linear = [
             t if p is not None and jnp.issubdtype(p.dtype, jnp.inexact) else None for p, t in zip(primals, tangents)
         ]
-        # The barrier that `prevent_cse` sets would hold back the cotangent, and with it fusion.
-        return out, jax.checkpoint(partial(tangent, options), prevent_cse=False)(kept, *linear)
+        return out, jax.checkpoint(partial(tangent, options), prevent_cse=late)(kept, *linear)
 
     op.defjvp(rule)
     return op
