@@ -93,6 +93,20 @@ def test_policies_keep_what_they_say():
     assert kept("ops:relu=store,*=recompute") == [("relu", 8192), ("relu", 2048)]
 
 
+def test_policies_see_the_convolutions_of_operations():
+    f, args = PROGRAMS["normalized first"]
+    # The outputs of 3 convolutions, 4 · 8 · 8 · 8 float32 numbers each. Of the last one the ReLU needs its own output alone.
+    for policy, kept_ops, again in [
+        ("everything", ["conv", "conv", "relu"], 0),
+        ("dots", ["conv"] * 3, 0),
+        ("nothing", [], 3),
+    ]:
+        report = jaxremat.residuals(jaxremat.remat(f, policy), *args)
+        assert [row.op for row in report.rows if row.kept_bytes == 8192][: len(kept_ops)] == kept_ops
+        assert sum(row.kept_bytes >= 2048 for row in report.rows) <= len(kept_ops) + 1  # the square's derivative
+        assert report.recomputed.get("conv", 0) == again
+
+
 def test_the_ledger_names_the_operations():
     seen = set[str]()
     for f, args in PROGRAMS.values():
