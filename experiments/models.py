@@ -21,7 +21,7 @@ Every model maps images of shape (batch, 32, 32, 3) to float32 logits of shape (
 computation; parameters and the statistics of norms stay float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -136,33 +136,28 @@ class Net(nn.Module):
         return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(jnp.float32)
 
 
-def _conv(
-    features: int, size: int, stride: int, *, dtype: Dtype, name: str, conv_general_dilated: Callable[..., Any]
-) -> nn.Conv:
-    return nn.Conv(
-        features,
-        (size, size),
-        (stride, stride),
-        "SAME",
-        use_bias=False,
-        dtype=dtype,
-        kernel_init=_HE_NORMAL,
-        conv_general_dilated=conv_general_dilated,
-        name=name,
-    )
+def _conv(ops: Operations, dtype: Dtype, features: int, size: int, stride: int, **rest: Any) -> nn.Conv:
+    rest = {"conv_general_dilated": ops.conv_general_dilated, **rest}
+    window = (size, size), (stride, stride), "SAME"
+    return nn.Conv(features, *window, use_bias=False, dtype=dtype, kernel_init=_HE_NORMAL, **rest)
 
 
-def _stem_conv(features: int, dtype: Dtype, ops: Operations) -> nn.Conv:
-    return _conv(features, 3, 1, dtype=dtype, name="conv1", conv_general_dilated=ops.conv_general_dilated)
+def _stages(block: BlockClass, widths: Sequence[int], dtype: Dtype, ops: Operations) -> Iterator[nn.Module]:
+    """Yields two residual blocks for each width; the first of each but the first width halves the image."""
+    make: Any = block
+    for stage, features in enumerate(widths, start=1):
+        for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
+            yield make(features, stride, dtype, ops, name=f"stage{stage}_block{i}")
 
 
-def _global_pool(x: jax.Array) -> jax.Array:
-    """Returns the mean over all positions, (batch, height, width, channels) -> (batch, channels).
+def _pooled_logits(x: jax.Array, classes: int, dtype: Dtype) -> jax.Array:
+    """Returns logits of the mean over all positions, (batch, height, width, channels) -> (batch, classes).
 
     The barrier keeps the normalisation before it out of the sum: XLA:CPU hands sums to a library that rounds a fused
     normalisation otherwise, and whether it fuses depends on what else reads the values, so on the policy.
     """
-    return jax.lax.optimization_barrier(x).mean(axis=(1, 2))
+    x = name(jax.lax.optimization_barrier(x).mean(axis=(1, 2)), "pool_out")
+    return nn.Dense(classes, dtype=dtype, name="fc")(x).astype(jnp.float32)
 
 
 def _batch_norm(ops: Operations, train: bool, dtype: Dtype, name: str) -> nn.BatchNorm:
@@ -180,7 +175,7 @@ class BasicBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv = partial(_conv, self.features, dtype=self.dtype, conv_general_dilated=self.ops.conv_general_dilated)
+        conv = partial(_conv, self.ops, self.dtype, self.features)
         bn = partial(_batch_norm, self.ops, train, self.dtype)
         y = name(conv(3, self.stride, name="conv1")(x), "conv_out")
         y = name(self.ops.norm_relu_conv(bn("bn1"), partial(conv, 3, 1, name="conv2"), y), "conv_out")
@@ -201,7 +196,7 @@ class Stem(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns the first activations."""
-        x = name(_stem_conv(self.features, self.dtype, self.ops)(x), "conv_out")
+        x = name(_conv(self.ops, self.dtype, self.features, 3, 1, name="conv1")(x), "conv_out")
         x = name(_batch_norm(self.ops, train, self.dtype, "bn1")(x), "bn_out")
         return name(self.ops.relu(x), "block_out")
 
@@ -219,11 +214,9 @@ class ResNet18(nn.Module):
         """Returns logits of shape (batch, classes)."""
         stem, block = self.wrap_block(Stem), self.wrap_block(BasicBlock)
         x = stem(64, self.dtype, self.ops, name="stem")(images.astype(self.dtype), train)
-        for stage, features in enumerate((64, 128, 256, 512), start=1):
-            for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
-                x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
-        x = name(_global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
+        for residual in _stages(block, (64, 128, 256, 512), self.dtype, self.ops):
+            x = residual(x, train)
+        return _pooled_logits(x, self.classes, self.dtype)
 
 
 class PreActivationBlock(nn.Module):
@@ -237,7 +230,7 @@ class PreActivationBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv = partial(_conv, self.features, dtype=self.dtype, conv_general_dilated=self.ops.conv_general_dilated)
+        conv = partial(_conv, self.ops, self.dtype, self.features)
         bn = partial(_batch_norm, self.ops, train, self.dtype)
         if x.shape[-1] != self.features or self.stride != 1:
             y = name(self.ops.relu(name(bn("bn1")(x), "bn_out")), "relu_out")
@@ -262,13 +255,11 @@ class WideResNet16x4(nn.Module):
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         """Returns logits of shape (batch, classes)."""
         block = self.wrap_block(PreActivationBlock)
-        x = name(_stem_conv(16, self.dtype, self.ops)(images.astype(self.dtype)), "conv_out")
-        for stage, features in enumerate((64, 128, 256), start=1):
-            for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
-                x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
+        x = name(_conv(self.ops, self.dtype, 16, 3, 1, name="conv1")(images.astype(self.dtype)), "conv_out")
+        for residual in _stages(block, (64, 128, 256), self.dtype, self.ops):
+            x = residual(x, train)
         x = name(self.ops.relu(name(_batch_norm(self.ops, train, self.dtype, "bn")(x), "bn_out")), "relu_out")
-        x = name(_global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
+        return _pooled_logits(x, self.classes, self.dtype)
 
 
 class Attention(nn.Module):
