@@ -6,7 +6,7 @@
 
 Bytes are those that plain reverse mode keeps, for each element of the input. Errors are root mean squares against
 float64, in ulps of the largest number. Times are of forward and backward pass together in one compiled function. The
-operation, its counterpart and the counterpart once more take turns, and a time is the least of all turns, since other
+operation, its counterpart and the counterpart once more take turns, and a time is the least of all calls, since other
 load only slows. `ratio` is the operation's over the counterpart's; `clock` is the counterpart's second over its first, as
 far from 1 as the clock is from the truth. Turns go on until that is within 2 %, or `--turns` are over.
 """
@@ -104,12 +104,14 @@ def _least_seconds(
     on_device = jax.device_put(args)
 
     def turn(form: str, calls: int) -> float:
-        begun = time.perf_counter()
+        least = float("inf")
         for _ in range(calls):
+            begun = time.perf_counter()
             jax.block_until_ready(forms[form](*on_device))
-        return (time.perf_counter() - begun) / calls
+            least = min(least, time.perf_counter() - begun)
+        return least
 
-    calls = max(1, round(TURN_SECONDS / min(turn("standard", 1) for _ in range(3))))
+    calls = max(1, round(TURN_SECONDS / turn("standard", 3)))
     least = dict.fromkeys(forms, float("inf"))
     order = list(forms)
     for taken in range(1, most_turns + 1):

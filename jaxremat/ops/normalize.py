@@ -19,7 +19,7 @@ Axes = int | tuple[int, ...]
 class Options(NamedTuple):
     """What a normalization is, beside its arrays.
 
-    `reduced` are axes of x, after its last axis is split where there are `groups`. `gated` is a ReLU behind it;
+    `reduced` are axes of x, after its last axis is split where there is a `group_size`. `gated` is a ReLU behind it;
     `axis_name` joins the statistics of several devices.
     """
 
@@ -30,31 +30,29 @@ class Options(NamedTuple):
     fast: bool = True
     gated: bool = False
     axis_name: str | tuple[str, ...] | None = None
-    groups: int | None = None
+    group_size: int | None = None
 
 
 def _split(o: Options, x: jax.Array) -> jax.Array:
-    return x if o.groups is None else x.reshape(*x.shape[:-1], o.groups, x.shape[-1] // o.groups)
+    return x if o.group_size is None else x.reshape(*x.shape[:-1], x.shape[-1] // o.group_size, o.group_size)
 
 
-def _spread(o: Options, mean: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns a group's mean once for each of its channels."""
-    if o.groups is None:
-        return mean
-    return jnp.repeat(mean.squeeze(-1), x.shape[-1] // o.groups, axis=-1)
+def _spread(o: Options, mean: jax.Array) -> jax.Array:
+    """Returns a group's number once for each of its channels; other numbers as they are."""
+    return mean if o.group_size is None else jnp.repeat(mean.squeeze(-1), o.group_size, axis=-1)
 
 
 def _mean(o: Options, *xs: jax.Array) -> tuple[jax.Array, ...]:
-    means = tuple(jnp.mean(_split(o, x), o.reduced, keepdims=True) for x in xs)
-    means = means if o.axis_name is None else lax.pmean(means, o.axis_name)
-    return tuple(_spread(o, mean, x) for mean, x in zip(means, xs))
+    """Returns the means of arrays whose channels are split into groups, where there are any."""
+    means = tuple(jnp.mean(x, o.reduced, keepdims=True) for x in xs)
+    return means if o.axis_name is None else lax.pmean(means, o.axis_name)
 
 
 def _mean_of_tangent(o: Options, t: jax.Array) -> jax.Array:
     """Returns the mean; over a group pixels first, so that its transpose spreads one number a channel, not a group's."""
-    if o.groups is None:
-        return _mean(o, t)[0]
-    return _mean(o, jnp.mean(t, o.reduced[:-1], keepdims=True))[0]
+    if o.group_size is not None:
+        t = jnp.mean(t, o.reduced[:-1], keepdims=True)
+    return _spread(o, _mean(o, _split(o, t))[0])
 
 
 def _wide(o: Options, x: jax.Array) -> jax.Array:
@@ -63,16 +61,19 @@ def _wide(o: Options, x: jax.Array) -> jax.Array:
 
 def _statistics(o: Options, x: jax.Array) -> tuple[jax.Array | None, jax.Array]:
     """Returns the mean and the variance before it is clipped at zero, with the reduced axes kept as 1."""
-    x = _wide(o, x)
+    x = _split(
+        o, _wide(o, x)
+    )  # first of all: XLA's CPU compiler takes longer over a sum that splits its operand itself
     if not o.centred:
         (raw,) = _mean(o, jnp.square(x))
-        return None, raw
+        return None, _spread(o, raw)
     if o.fast:
         mean, square = _mean(o, x, jnp.square(x))
-        return mean, square - jnp.square(mean)
-    (mean,) = _mean(o, x)
-    (raw,) = _mean(o, jnp.square(x - mean))
-    return mean, raw
+        raw = square - jnp.square(mean)
+    else:
+        (mean,) = _mean(o, x)
+        (raw,) = _mean(o, jnp.square(x - mean))
+    return _spread(o, mean), _spread(o, raw)
 
 
 def clip(o: Options, raw: jax.Array) -> jax.Array:
