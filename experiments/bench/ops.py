@@ -3,15 +3,18 @@
     python -m experiments.bench ops
     python -m experiments.bench ops --only relu log_softmax --no-programs
     python -m experiments.bench ops --targets local h100 --out ops.jsonl
+    XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 0 python -m experiments.bench ops --no-programs
 
 Bytes are those that plain reverse mode keeps, for each element of the input. Errors are root mean squares against
 float64, in ulps of the largest number. Times are of forward and backward pass together in one compiled function. The
 operation, its counterpart and the counterpart once more take turns, and a time is the least of all calls, since other
 load only slows. `ratio` is the operation's over the counterpart's; `clock` is the counterpart's second over its first, as
-far from 1 as the clock is from the truth. Turns go on until that is within 2 %, or `--turns` are over.
+far from 1 as the clock is from the truth. Turns go on until that is within 2 %, or `--turns` are over. Where other work
+shares the machine, one thread on one core (last line above) finds undisturbed moments that several together do not.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -209,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "date": records.now(),
         "hardware": hardware(),
         "versions": records.versions(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "options": asdict(options),
         "operations": [row.as_json() for row in measured],
     }
