@@ -112,16 +112,23 @@ def _keep(o: Options, out: tuple[jax.Array, ...], x: jax.Array, scale: Any, bias
     return x, out[1], out[2], scale, bias
 
 
-def _tangent_of_statistics(o: Options, centred: jax.Array, tx: jax.Array) -> tuple[jax.Array | None, jax.Array]:
-    t_raw = 2 * _mean_of_tangent(o, centred * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
-    return _mean_of_tangent(o, tx) if o.centred else None, t_raw
+def _tangent_of_statistics(
+    o: Options, x: jax.Array, mean: jax.Array | None, tx: jax.Array
+) -> tuple[jax.Array | None, jax.Array]:
+    """Returns the tangents of mean and raw variance, each by the formula that the value has."""
+    if mean is None:
+        return None, 2 * _mean_of_tangent(o, _wide(o, x) * tx)
+    t_mean = _mean_of_tangent(o, tx)
+    if o.fast:
+        return t_mean, 2 * (_mean_of_tangent(o, x * tx) - mean * t_mean)
+    return t_mean, 2 * _mean_of_tangent(o, (x - mean) * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
 
 
 def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_bias: Any) -> tuple[Any, ...]:
     x, mean, raw, scale, bias = kept
     tx = _wide(o, tx)
     centred = _centre(o, x, mean)
-    t_mean, t_raw = _tangent_of_statistics(o, centred, tx)
+    t_mean, t_raw = _tangent_of_statistics(o, x, mean, tx)
     if scale is None:
         factor, t_factor = jax.jvp(lambda v: _factor(o, v, None), (raw,), (t_raw,))
     else:
@@ -146,7 +153,7 @@ statistics = lean(
     "statistics",
     _statistics,
     lambda o, out, x: (x, out[0]),
-    lambda o, kept, tx: _tangent_of_statistics(o, _centre(o, *kept), _wide(o, tx)),
+    lambda o, kept, tx: _tangent_of_statistics(o, kept[0], kept[1], _wide(o, tx)),
 )
 
 
