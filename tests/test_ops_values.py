@@ -12,7 +12,7 @@ from ops_cases import CASES, POINTWISE, SOFTMAX, arguments, pullback, uneven
 
 from jaxremat import ops
 
-SETTINGS = {"deadline": None, "derandomize": True, "max_examples": 8}
+SETTINGS = {"deadline": None, "derandomize": True, "max_examples": 5}
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 6.0, 3.0, np.inf, -np.inf, np.nan, 88.0, -88.0, 1e-30, -1e-30, 3e38, -3e38]
 
 
