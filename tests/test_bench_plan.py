@@ -204,6 +204,11 @@ def test_a_run_is_taken_up_where_it_was_left(tiny, tmp_path, capsys, monkeypatch
     plan.main([*ARGUMENTS, "--out", str(path)])
     assert ran == [plan_cells.from_json(lines[-1]).cell]
 
+    plans = [cell for cell in found if cell.kind == "plan"]
+    ran.clear()
+    plan.main([*ARGUMENTS, "--out", str(path), "--again", "plan"])
+    assert ran == plans
+
 
 def test_what_fails_is_a_row(tiny, monkeypatch, capsys):
     def refuse(*args, **kwargs):

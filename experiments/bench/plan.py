@@ -29,7 +29,7 @@ from experiments import records
 from experiments.bench import plan_cells, plan_tables
 from experiments.bench.competitors import Competitor, competitors
 from experiments.bench.nets import NETS, Net
-from experiments.bench.plan_cells import NO_REMAT, Cell, Result
+from experiments.bench.plan_cells import NO_REMAT, Cell, Kind, Result
 from experiments.bench.plan_claims import CLAIMS, budgets
 from experiments.bench.plan_plots import picture
 from experiments.bench.plan_verdicts import Suite, disagreements
@@ -149,7 +149,7 @@ def run(options: Options, say: Callable[[str], None]) -> tuple[Suite, int]:
     began, asked, left = time.perf_counter(), list[Cell](), 0
     for contest in todo:
         for cell, work in contest.cells(results):
-            if cell in results and not options.again:
+            if cell in results and cell.kind not in options.again:
                 asked.append(cell)
                 continue
             if options.seconds is not None and time.perf_counter() - began > options.seconds:
