@@ -48,9 +48,7 @@ class Options:
     targets: Annotated[tuple[str, ...], tyro.conf.arg(help="chips, attached or not")] = ("local", "h100", "v5e")
     competitors: Annotated[tuple[str, ...], tyro.conf.arg(help="by their names in the table; none for all")] = ()
     out: Annotated[str | None, tyro.conf.arg(metavar="FILE", help="JSON lines, to go on with")] = None
-    again: Annotated[bool, tyro.conf.arg(help="run cells that the file has, too; the last line of a cell counts")] = (
-        False
-    )
+    again: Annotated[tuple[Kind, ...], tyro.conf.arg(help="kinds of cells to run though the file has them")] = ()
     seconds: Annotated[float | None, tyro.conf.arg(help="begin no cell after so many")] = None
     readme: Annotated[
         str | None, tyro.conf.arg(metavar="FILE", help="run nothing: write the table into its block there")
