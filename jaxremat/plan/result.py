@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,12 +170,12 @@ class Plan(Policy):
 
 
 def short(policy: Policy) -> str:
-    """Returns a policy's spelling, of a list of positions only how many there are."""
-    text = str(policy)
-    if text.startswith("values:"):
-        positions = text.removeprefix("values:").partition("@")[0].split(",")
-        return f"{len(positions)} stored values"
-    return text
+    """Returns a policy's spelling, of lists of positions only how many there are."""
+
+    def counted(values: re.Match[str]) -> str:
+        return f"{values[1].count(',') + 1} stored values"
+
+    return re.sub(r"values:([\d,]+)(@[0-9a-f]+)?", counted, str(policy))
 
 
 def load_plan(path: str | Path) -> Plan:
