@@ -12,7 +12,8 @@ no function and no state: `parse(str(policy)) == policy`, so the spelling serves
                                 by operation; `=store`, `=recompute` or `=offload`; first rule that fits; `*` is the rest
     paths:*/Conv_*,head         values made inside these module paths; globs
     segments:4, segments:sqrt   values at the borders of n segments, cut at the narrowest waists
-    values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to
+    values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to.
+                                values:3,17/5: 5 is kept when it was recomputed, to recompute what lies behind it
     loops:POLICY|4*POLICY       one for the function and one for the body of each scan, which may be cut into runs of steps
     offload:POLICY              what POLICY would store, in host memory
     budget:2GiB, budget:60%, budget:fits
@@ -196,14 +197,23 @@ class Values(Policy):
     """Store exactly the forward values with these positions in `jaxremat.residuals`; what a planner emits.
 
     `program`, if given, is the fingerprint of the program that the positions were found in; in any other they are refused.
+    `again` has further levels, if any: values that are recomputed once, kept from then on, and start the recomputation of
+    what lies behind them; what is recomputed on the way to them is dropped and recomputed once more.
     """
 
     positions: tuple[int, ...]
     program: str = ""
+    again: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.positions or min(self.positions) < 0:
+        every = [i for level in (self.positions, *self.again) for i in level]
+        if not self.positions or not all(self.again) or min(every) < 0:
             raise PolicyError(f"values: needs positions of 0 and more, such as values:3,17; got {self.positions}.")
+        if len(set(every)) < sum(len(set(level)) for level in (self.positions, *self.again)):
+            raise PolicyError(
+                f"values: a position stands on one level; got {'/'.join(map(str, (self.positions, *self.again)))}."
+            )
+        object.__setattr__(self, "again", tuple(tuple(sorted(set(level))) for level in self.again))
         if self.program and not re.fullmatch(r"[0-9a-f]+", self.program):
             raise PolicyError(
                 f"values: a program's fingerprint is hexadecimal, as in values:3@9f86d081; got {self.program!r}."
@@ -211,7 +221,8 @@ class Values(Policy):
         object.__setattr__(self, "positions", tuple(sorted(set(self.positions))))
 
     def __str__(self) -> str:
-        return "values:" + ",".join(map(str, self.positions)) + (f"@{self.program}" if self.program else "")
+        levels = "/".join(",".join(map(str, level)) for level in (self.positions, *self.again))
+        return f"values:{levels}" + (f"@{self.program}" if self.program else "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -324,8 +335,15 @@ def union(*policies: Policy) -> Policy:
     if paths := [n for p in distinct if isinstance(p, Paths) for n in p.patterns]:
         merged.append(Paths(tuple(paths)))
     for program in dict.fromkeys(p.program for p in distinct if isinstance(p, Values)):
-        of_program = [p.positions for p in distinct if isinstance(p, Values) and p.program == program]
-        merged.append(Values(tuple(i for positions in of_program for i in positions), program))
+        of_program = [p for p in distinct if isinstance(p, Values) and p.program == program]
+        if len(of_program) == 1:
+            merged += of_program
+        elif any(p.again for p in of_program):
+            raise PolicyError(
+                f"{'+'.join(map(str, of_program))}: values with several levels stand alone; drop the other positions."
+            )
+        else:
+            merged.append(Values(tuple(i for p in of_program for i in p.positions), program))
     merged.sort(key=str)
     if not merged:
         return Nothing()

@@ -154,8 +154,9 @@ def _parse_count(text: str) -> int | None:
 
 
 def _parse_values(text: str) -> Values:
-    positions, _, program = text.partition("@")
-    return Values(tuple(_parse_position(i) for i in _split(positions)), program)
+    levels, _, program = text.partition("@")
+    first, *again = [tuple(_parse_position(i) for i in _split(level)) for level in levels.split("/")]
+    return Values(first, program, tuple(again))
 
 
 def _parse_loops(text: str) -> Loops:

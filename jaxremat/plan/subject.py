@@ -11,7 +11,7 @@ from jaxremat.flops import FlopCount, count_equation
 from jaxremat.graph import Graph
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate
-from jaxremat.plan.lifetimes import Lifetimes
+from jaxremat.plan.lifetimes import Lifetimes, Profile
 from jaxremat.plan.operations import Operation, Operations
 from jaxremat.program import Cut, Program
 from jaxremat.remat import Rematerialized
@@ -90,16 +90,27 @@ class Picture:
     @property
     def work_bytes(self) -> int:
         """What one run of the backward pass of this body needs at most, beside its inputs."""
-        return self.lifetimes.backward(self.stored(self.choice), (), range(len(self.operations.backward))).most_bytes
+        return self._profile(self.choice).most_bytes
 
     def stored(self, choice: Choice) -> frozenset[int]:
         """Returns the numbers of the values that a choice from this graph stores."""
         return frozenset(n for var in choice.kept if (n := self.operations.number(var)) is not None)
 
+    def _again(self, choice: Choice) -> dict[int, int]:
+        return {n: level for var, level in choice.again.items() if (n := self.operations.number(var)) is not None}
+
+    def _profile(self, choice: Choice) -> Profile:
+        window = range(len(self.operations.backward))
+        return self.lifetimes.backward(self.stored(choice), (), window, self._again(choice))
+
+    def _runs_again(self, choice: Choice) -> Iterable[int]:
+        """The forward equations that run again, those that run several times as often."""
+        return self._profile(choice).recomputed if choice.again else choice.recomputed
+
     def recomputed(self, choice: Choice) -> FlopCount:
         """Returns what the backward pass computes again under a choice from this graph, the bodies included."""
         total = FlopCount()
-        for index in choice.recomputed:
+        for index in self._runs_again(choice):
             total += count_equation(self.graph.forward[index])
         for times, picture in self.inside:
             total += picture.recomputed(picture.choice).times(times)
@@ -107,12 +118,12 @@ class Picture:
 
     def cost(self, choice: Choice) -> float:
         """Returns the cost of that."""
-        own = sum(self._cost(self.operations.forward[index]) for index in choice.recomputed)
+        own = sum(self._cost(self.operations.forward[index]) for index in self._runs_again(choice))
         return own + sum(times * picture.cost(picture.choice) for times, picture in self.inside)
 
     def candidate(self, choice: Choice, policy: p.Policy) -> Candidate:
         """Returns a choice from this graph as a candidate."""
-        peak = self.lifetimes.peak_bytes(self.stored(choice))
+        peak = self.lifetimes.peak_bytes(self.stored(choice), self._again(choice))
         return Candidate(policy, peak, self.recomputed(choice), self.cost(choice), tuple(self.choices(choice)))
 
     def choices(self, choice: Choice) -> Iterable[tuple[int, Choice]]:
