@@ -2,8 +2,9 @@
 
 The order of its modules is the order of its work: `operations` (the graph in numbers), `lifetimes` (bytes in use, when),
 `cut` (what is worth storing at a price), `segments` (waists and what lies between them), `knapsack` (the best mixture),
-`search` (all of it for one graph), `judge` (the compiler's word), `task` (what is planned), `planning` (`plan` itself), `result` (what it returns), `frontier` (the
-whole curve), `picture` (of it).
+`search` (all of it for one graph), `exhaustive` (of few values), `loops` (with scans), `judge` (the compiler's word),
+`task` (search and judge of a function), `planning` (`plan` itself), `result` (what it returns), `frontier` (the whole
+curve), `picture` (of it).
 """
 
 from jaxremat.plan.frontier import Frontier, Point, frontier

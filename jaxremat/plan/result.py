@@ -173,9 +173,11 @@ def short(policy: Policy) -> str:
     """Returns a policy's spelling, of lists of positions only how many there are."""
 
     def counted(values: re.Match[str]) -> str:
-        return f"{values[1].count(',') + 1} stored values"
+        levels = values[1].split("/")
+        count = sum(level.count(",") + 1 for level in levels)
+        return f"{count} stored values" + (f" on {len(levels)} levels" if len(levels) > 1 else "")
 
-    return re.sub(r"values:([\d,]+)(@[0-9a-f]+)?", counted, str(policy))
+    return re.sub(r"values:([\d,/]+)(@[0-9a-f]+)?", counted, str(policy))
 
 
 def load_plan(path: str | Path) -> Plan:
