@@ -56,6 +56,15 @@ class Choice:
     again: Mapping[Var, int] = field(default_factory=dict)
 
     @cached_property
+    def run_twice(self) -> frozenset[int]:
+        """Indices of the recomputed equations that the forward pass runs, too.
+
+        The others serve derivatives alone, such as masks, and nothing that is stored is made of them: the forward pass
+        leaves them out.
+        """
+        return self.recomputed & (self.graph.primal | self.graph.ancestors(self.kept))
+
+    @cached_property
     def inputs_read(self) -> frozenset[Var]:
         """The inputs of the function that the backward pass reads, or the recomputation for it."""
         again = (v for index in self.recomputed for v in self.graph.forward[index].invars)

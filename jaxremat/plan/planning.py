@@ -11,7 +11,7 @@ import jax
 from jaxremat import policy as p
 from jaxremat.compat import Var
 from jaxremat.errors import PolicyError, RematWarning
-from jaxremat.flops import count_equation
+from jaxremat.flops import FlopCount, count_equation
 from jaxremat.graph import size_bytes
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step, Verdict
@@ -283,7 +283,7 @@ def _shares(candidate: Candidate) -> tuple[Share, ...]:
             elif value.index in choice.recomputed:
                 order[key] = None
                 again[key] += times
-                count = count_equation(value.eqn)
+                count = count_equation(value.eqn) if value.index in choice.run_twice else FlopCount()
                 flops[key] += times * (count.dot_flops + count.conv_flops + count.elementwise_flops)
     return tuple(
         Share(path, op, stored[path, op], stored_bytes[path, op], again[path, op], flops[path, op])

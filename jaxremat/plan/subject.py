@@ -104,8 +104,16 @@ class Picture:
         return self.lifetimes.backward(self.stored(choice), (), window, self._again(choice))
 
     def _runs_again(self, choice: Choice) -> Iterable[int]:
-        """The forward equations that run again, those that run several times as often."""
-        return self._profile(choice).recomputed if choice.again else choice.recomputed
+        """The forward equations that run again, those that run several times as often.
+
+        What the forward pass leaves out, as it serves derivatives alone, runs a first time when it is recomputed.
+        """
+        if not choice.again:
+            return choice.run_twice
+        runs = list(self._profile(choice).recomputed)
+        for index in {*runs} - choice.run_twice:
+            runs.remove(index)
+        return runs
 
     def recomputed(self, choice: Choice) -> FlopCount:
         """Returns what the backward pass computes again under a choice from this graph, the bodies included."""
