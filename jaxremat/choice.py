@@ -198,7 +198,8 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             if program and program != graph.fingerprint:
                 raise PolicyError(
                     f"values: this choice was made for the program {program}; the wrapped function is {graph.fingerprint}: "
-                    "its code, its arguments' shapes or the version of JAX differ. Plan again, or spell a policy by names or operations."
+                    "its code, its arguments' shapes, what is differentiated or the version of JAX differ. Plan again, or spell a "
+                    "policy by names or operations."
                 )
             beyond = [i for level in (positions, *again) for i in level if i >= len(graph.values)]
             if beyond:
