@@ -168,7 +168,7 @@ def test_a_training_step():
 
 def test_objectives():
     by_flops, by_bytes = (
-        jaxremat.plan(smooth, *shapes(), budget="70%", objective=o, compile=False) for o in ("flops", "bytes")
+        jaxremat.plan(smooth, *shapes(), budget="80%", objective=o, compile=False) for o in ("flops", "bytes")
     )
     assert by_flops.cost == by_flops.recomputed_flops
     assert by_bytes.objective == "bytes"
@@ -176,13 +176,13 @@ def test_objectives():
     assert by_bytes.gap == (by_bytes.cost - by_bytes.bound) / by_bytes.cost
     assert "(bytes)" in str(by_bytes)
     with pytest.raises(jaxremat.PolicyError, match="objective='time' needs the rates"):
-        jaxremat.plan(smooth, *shapes(), budget="70%", objective="time")
-    by_time = jaxremat.plan(smooth, *shapes(), budget="70%", objective="time", target="h100", compile=False)
+        jaxremat.plan(smooth, *shapes(), budget="80%", objective="time")
+    by_time = jaxremat.plan(smooth, *shapes(), budget="80%", objective="time", target="h100", compile=False)
     assert 0 < by_time.cost < 1e-3  # seconds
     with pytest.raises(
         jaxremat.PolicyError, match=r"objective must be one of flops, bytes, time; got 'flop'.*Did you mean"
     ):
-        jaxremat.plan(smooth, *shapes(), budget="70%", objective="flop")
+        jaxremat.plan(smooth, *shapes(), budget="80%", objective="flop")
 
 
 def test_what_is_differentiated():
