@@ -79,6 +79,8 @@ class Nesting:
         parts = list[_Part]()
         slot = self._slot
         for j in self._waists[self._waists.index(a) + 1 : self._waists.index(b) + 1]:
+            if (a, j) not in self._stretches:
+                break
             stretch = self._stretches[a, j]
             border = self._border(stretch)
             for option in stretch.options:

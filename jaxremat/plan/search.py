@@ -11,7 +11,7 @@ from jaxremat.flops import FlopCount
 from jaxremat.graph import Graph
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.cut import lower_bound, stored_sets
-from jaxremat.plan.knapsack import Solution, cheapest
+from jaxremat.plan.knapsack import Knapsack
 from jaxremat.plan.nesting import Nesting
 from jaxremat.plan.operations import Operation
 from jaxremat.plan.segments import Segments
@@ -48,12 +48,17 @@ class Search:
         self.lifetimes = self.picture.lifetimes
         self.sets = stored_sets(self.operations, cost)
         self._known = dict[tuple[frozenset[int], tuple[frozenset[int], ...]], Candidate]()
-        self._solved = dict[int, Solution | None]()
 
     @cached_property
     def segments(self) -> Segments:
         """The function cut at its waists; made when first asked for."""
         return Segments(self.lifetimes, self.sets, self._cost)
+
+    @cached_property
+    def knapsack(self) -> Knapsack:
+        """The best mixtures of stretches; made when first asked for."""
+        most = int(_TO * self.lifetimes.without_remat()) - self.lifetimes.input_bytes
+        return Knapsack(self.segments.stretches, len(self.segments.waists), most)
 
     @cached_property
     def nesting(self) -> Nesting:
@@ -113,13 +118,8 @@ class Search:
 
     def _mixture(self, limit_bytes: int) -> Candidate | None:
         """What the programme over stretches finds under a limit."""
-        if limit_bytes not in self._solved:
-            stretches, waists = self.segments.stretches, len(self.segments.waists)
-            self._solved[limit_bytes] = cheapest(
-                stretches, waists, limit_bytes * self._chips - self.lifetimes.input_bytes
-            )
-        solution = self._solved[limit_bytes]
-        return None if solution is None else self._known_of(solution.stored, ())
+        stored = self.knapsack.best(limit_bytes * self._chips - self.lifetimes.input_bytes)
+        return None if stored is None else self._known_of(stored, ())
 
     def _known_of(self, stored: frozenset[int], again: tuple[frozenset[int], ...]) -> Candidate:
         if (stored, again) not in self._known:
