@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import pytest
 from programs import counts, kept
@@ -131,6 +132,54 @@ def test_plans_of_other_programs_are_refused(found):
 def test_budgets_that_are_none(budget):
     with pytest.raises(jaxremat.PolicyError, match="budget"):
         jaxremat.plan(layers, *shapes(), budget=budget, compile=False)
+
+
+@pytest.mark.parametrize("built", [3, None, (layers,), (layers, 3), (3, (1,)), [layers, ()]])
+def test_steps_that_are_none(built):
+    with pytest.raises(TypeError, match="step must return the training step and a tuple of its arguments"):
+        jaxremat.plan(layers, *shapes(), budget="50%", step=lambda loss: built)
+
+
+def test_steps_that_do_something_else():
+    """A step that differentiates otherwise, or another batch: stored positions would mean other values there."""
+    ws, x = shapes()
+    message = r"must call the loss with arguments of the shapes.*differentiate it with respect to argnums=0"
+    with pytest.raises(jaxremat.PolicyError, match=message):
+        jaxremat.plan(layers, ws, x, budget="75%", step=lambda loss: (jax.grad(loss, (0, 1)), (ws, x)))
+    with pytest.raises(jaxremat.PolicyError, match=message):
+        jaxremat.plan(layers, ws, x, budget="75%", step=lambda loss: (jax.grad(loss), shapes(100)))
+
+
+def test_losses_that_are_no_number():
+    """`jax.value_and_grad` takes them no more than the planner does; with a step of their own they are planned."""
+    ws, x = shapes()
+
+    def loss(ws, x):
+        return layers(ws, x), x.mean()
+
+    with pytest.raises(TypeError, match=r"the loss must return one real number; loss returns float32\[\], float32\[\]"):
+        jaxremat.plan(loss, ws, x, budget="50%")
+    found = jaxremat.plan(loss, ws, x, budget="80%", step=lambda loss: (jax.grad(loss, has_aux=True), (ws, x)))
+    assert found.peak_bytes <= found.budget_bytes < found.without_remat_bytes
+
+
+def test_functions_of_all_kinds():
+    """What needs no decision gets none; what cannot be planned says why."""
+    matrix = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    for loss in (lambda w: w.sum(), lambda w: (w @ w).sum(), lambda w: w.reshape(-1)[0]):
+        found = jaxremat.plan(loss, matrix, budget="100%", compile=False)
+        assert found.policy == jaxremat.parse("everything")
+    with pytest.raises(jaxremat.PolicyError, match="computes nothing from its arguments"):
+        jaxremat.plan(lambda w: w, matrix, budget="100%", compile=False)
+    with pytest.raises(jaxremat.PolicyError, match="must be free of side effects"):
+        jaxremat.plan(
+            lambda w: jax.experimental.io_callback(lambda: None, None) or w.sum(), matrix, budget="100%", compile=False
+        )
+    with pytest.raises(TypeError, match="needs a function; got int"):
+        jaxremat.plan(3, matrix, budget="100%", compile=False)
+    for argnums in (7, -2, "0", True, (0, 1)):
+        with pytest.raises(TypeError, match="argnums counts the positional arguments"):
+            jaxremat.plan(lambda w: w.sum(), matrix, budget="100%", argnums=argnums, compile=False)
 
 
 def test_nothing_to_decide_on():

@@ -4,10 +4,11 @@ The order of its modules is the order of its work: `operations` (the graph in nu
 `cut` (what is worth storing at a price), `segments` (waists and what lies between them), `knapsack` (the best mixture),
 `search` (all of it for one graph), `exhaustive` (of few values), `loops` (with scans), `judge` (the compiler's word),
 `task` (search and judge of a function), `planning` (`plan` itself), `result` (what it returns), `frontier` (the whole
-curve), `picture` (of it).
+curve), `curve` (what it returns), `picture` (of it).
 """
 
-from jaxremat.plan.frontier import Frontier, Point, frontier
+from jaxremat.plan.curve import Frontier, Point
+from jaxremat.plan.frontier import frontier
 from jaxremat.plan.planning import plan
 from jaxremat.plan.result import Plan, load_plan
 

@@ -69,7 +69,7 @@ def plan(
         PolicyError: the budget is no size; or no plan fits it: the message has the smallest that does, what occupies it,
             and about which batch would fit.
         TargetError: there is no such target, or nothing here compiles for it.
-        TypeError: nothing at `argnums` can be differentiated.
+        TypeError: nothing at `argnums` can be differentiated; no `step` is given, and `loss` returns no real number.
 
     References:
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174. Jain et al., "Checkmate",

@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
+from jaxremat.arguments import name_of
 from jaxremat.errors import PolicyError
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step
@@ -42,12 +45,24 @@ def task(
     Raises:
         PolicyError: the function has side effects; there is no such objective.
         TargetError: there is no such target.
-        TypeError: nothing at `argnums` can be differentiated.
+        TypeError: nothing at `argnums` can be differentiated; no step is given, and the function returns no real number.
     """
     chip = find_target(target)
     cost = cost_of(objective, chip)
     platform = chip.specification if chip.kind == "local" else chip.kind
-    search = make_search(Subject(loss, args, kwargs, argnums), cost, platform, max(1, chip.chips))
+    subject = Subject(loss, args, kwargs, argnums)
+    outs = subject.function.out_avals
+    if (
+        compile
+        and step is None
+        and (len(outs) != 1 or outs[0].shape or not jnp.issubdtype(outs[0].dtype, jnp.floating))
+    ):
+        raise TypeError(
+            "plan: the step that is compiled is jax.value_and_grad(loss), so the loss must return one real number; "
+            f"{name_of(loss)} returns {', '.join(out.str_short() for out in outs)}. Give the step: step=lambda loss: "
+            "(the function that calls it, its arguments)."
+        )
+    search = make_search(subject, cost, platform, max(1, chip.chips))
     return Task(search, Judge(loss, step, args, kwargs, argnums, target if compile else None), chip)
 
 
