@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, cast
 
 import jax
@@ -12,7 +13,7 @@ import optax
 import jaxremat
 from experiments import policies, records
 from experiments.batches import Batch, Batches, evaluation_batches
-from experiments.compare_records import Cell, Result, gather, hardware
+from experiments.compare_records import Cell, Kept, Result, gather, hardware
 from experiments.data import Dataset
 from experiments.models import build
 from experiments.training import AUGMENTED, TrainState, make_init, make_loss, make_optimizer
@@ -23,11 +24,13 @@ LEARNING_RATE = 0.05
 
 
 class JaxCell:
-    """A model under a policy, compiled and ready to be timed.
+    """A model under a policy, traced; it is compiled when it is first timed.
 
     Raises:
         PolicyError: the policy does not fit the model.
     """
+
+    kept: tuple[Kept, ...]
 
     def __init__(self, cell: Cell, dataset: Dataset):
         policy = jaxremat.parse(cell.policy)
@@ -48,8 +51,8 @@ class JaxCell:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self._first.images, self._first.labels)
         )
         ledger = jaxremat.residuals(loss, state.params, state.batch_stats, *shapes, key)
-        self._kept = gather(
-            (_module_path(row.path), row.op, row.dtype, "traced", row.kept_bytes)
+        self.kept = gather(
+            (_module_path(row.path), row.op, row.dtype, _how(row.why), row.kept_bytes)
             for row in ledger.rows
             if row.kept_bytes
         )
@@ -65,11 +68,12 @@ class JaxCell:
             return replace(state, step=state.step + 1, params=params, batch_stats=stats, opt_state=opt_state), value
 
         jitted = jax.jit(step, donate_argnums=0, compiler_options=jaxremat.compiler_options())
-        self._step = jitted.lower(state, *shapes).compile()
-        memory = self._step.memory_analysis()
-        # On a GPU or TPU the compiler's peak counts arguments too; temporary values are what a step takes beside them.
-        self._temp_bytes = None if memory is None else int(memory.temp_size_in_bytes)
-        self._timed = self._init()
+        self._lower = partial(jitted.lower, state, *shapes)
+        self._timed: TrainState | None = None
+
+    @cached_property
+    def _step(self) -> Any:
+        return self._lower().compile()
 
     def _contractions_again(self, loss: Any, state: TrainState, *batch: Any) -> dict[str, int]:
         """Counts the convolutions and products of a whole gradient that one without policy lacks: also inside of blocks."""
@@ -83,17 +87,19 @@ class JaxCell:
     def time_steps(self, count: int) -> list[float]:
         """Does steps on the first batch and returns the seconds of each."""
         images, labels = jnp.asarray(self._first.images), jnp.asarray(self._first.labels)
-        seconds = list[float]()
+        state, step, seconds = self._timed or self._init(), self._step, list[float]()
         for _ in range(count):
             begun = time.perf_counter()
-            self._timed, value = self._step(self._timed, images, labels)
-            jax.block_until_ready((self._timed, value))
+            state, value = step(state, images, labels)
+            jax.block_until_ready((state, value))
             seconds.append(time.perf_counter() - begun)
+        self._timed = state
         return seconds
 
     def finish(self, seconds: list[float]) -> Result:
         """Trains from the initial weights, and returns all that was found out."""
         state, losses = self._init(), list[float]()
+        memory = self._step.memory_analysis()
         for _, batch in zip(range(self._cell.steps), self._batches.of_run(self._cell.batch_size)):
             state, value = self._step(state, batch.images, batch.labels)
             losses.append(float(value))
@@ -106,9 +112,10 @@ class JaxCell:
             cell=self._cell,
             status="measured",
             note="each block" if policies.resolve_regions(jaxremat.parse(self._cell.policy), "auto") == "block" else "",
-            kept=self._kept,
+            kept=self.kept,
             recomputed=self._recomputed,
-            peak_bytes=self._temp_bytes,
+            # On a GPU or TPU the compiler's peak counts arguments too; temporary values are what a step takes beside them.
+            peak_bytes=None if memory is None else int(memory.temp_size_in_bytes),
             step_seconds=tuple(seconds),
             losses=tuple(losses),
             test_accuracy=right / len(self._dataset.test_labels),
@@ -127,6 +134,15 @@ def _padded(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     missing = TEST_BATCH - len(batch.labels)
     images = np.pad(batch.images, ((0, missing), (0, 0), (0, 0), (0, 0)))
     return images, np.pad(batch.labels, (0, missing), constant_values=-1)
+
+
+def _how(why: str) -> str:
+    """Returns `compare_records.Kept.how` for a ledger's reason."""
+    if why.startswith("small:"):
+        return "small"
+    if why == "everything" or why.endswith("(the last segment is used at once)"):
+        return "autodiff"
+    return "border" if why.startswith("segments:") else "chosen"
 
 
 def _module_path(path: str) -> str:

@@ -10,7 +10,7 @@ import jaxremat
 from experiments import records, torch_layers, torch_measure, torch_models, torch_policies, torch_training
 from experiments.batches import Batches
 from experiments.compare_jax import LEARNING_RATE
-from experiments.compare_records import Cell, Result, gather, hardware
+from experiments.compare_records import Cell, Kept, Result, gather, hardware
 from experiments.data import Dataset
 from experiments.torch_models import Network
 from experiments.torch_relu import Keep
@@ -35,6 +35,8 @@ class TorchCell:
         PolicyError: PyTorch cannot express the policy, or it does not fit the model.
     """
 
+    kept: tuple[Kept, ...]
+
     def __init__(self, cell: Cell, dataset: Dataset):
         self._cell, self._dataset = cell, dataset
         model: Any = cell.model
@@ -54,7 +56,7 @@ class TorchCell:
             jaxremat.parse(cell.policy),
             kept_without_policy=lambda: sum(row.size_bytes for row in kept(plain)),
         )
-        self._kept = gather(
+        self.kept = gather(
             (flax_path(self._network, row.path), row.op, row.dtype, row.how, row.size_bytes)
             for row in kept(self._applied)
         )
@@ -104,7 +106,7 @@ class TorchCell:
             cell=cell,
             status="measured",
             note=self._applied.note or ("each block" if cell.policy != "everything" else ""),
-            kept=self._kept,
+            kept=self.kept,
             recomputed=self._recomputed,
             peak_bytes=self._peak_bytes,
             step_seconds=tuple(seconds),

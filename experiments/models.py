@@ -15,7 +15,7 @@ Inside blocks: convolutions `conv*`, batch norms `bn*`, layer norms `ln*`, dropo
 dense head (`net`), a residual block (`resnet18`, `wrn16_4`), an encoder layer (`vit`).
 
 Every model maps images of shape (batch, 32, 32, 3) to float32 logits of shape (batch, classes). `dtype` is the type of the
-computation; parameters and the statistics of norms stay float32.
+computation; parameters and the statistics of norms stay float32. Under float64 logits are float64.
 """
 
 from collections.abc import Callable
@@ -130,7 +130,12 @@ class Net(nn.Module):
         x = images.astype(self.dtype)
         x = conv_block(6, self.dtype, self.ops, name="block1")(x, train)
         x = conv_block(16, self.dtype, self.ops, name="block2")(x, train)
-        return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(jnp.float32)
+        return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(_logits_type(self.dtype))
+
+
+def _logits_type(dtype: Dtype) -> Dtype:
+    """Returns the type of a model's logits: float32, or float64 where that is computed in."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _conv(features: int, size: int, stride: int, dtype: Dtype, name: str) -> nn.Conv:
@@ -207,7 +212,7 @@ class ResNet18(nn.Module):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
                 x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
         x = name(_global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
+        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_logits_type(self.dtype))
 
 
 class PreActivationBlock(nn.Module):
@@ -249,7 +254,7 @@ class WideResNet16x4(nn.Module):
                 x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
         x = name(self.ops.relu(name(_batch_norm(self.ops, train, self.dtype, "bn")(x), "bn_out")), "relu_out")
         x = name(_global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
+        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_logits_type(self.dtype))
 
 
 class Attention(nn.Module):
@@ -324,4 +329,4 @@ class ViT(nn.Module):
             x = block(self.heads, self.dropout, self.dtype, self.ops, name=f"block{i}")(x, train)
         x = name(self.ops.LayerNorm(dtype=self.dtype, name="ln")(x), "ln_out")
         x = name(x.mean(axis=1), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="head")(x).astype(jnp.float32)
+        return nn.Dense(self.classes, dtype=self.dtype, name="head")(x).astype(_logits_type(self.dtype))
