@@ -20,11 +20,12 @@ import tyro
 from rich.console import Console
 
 from experiments import checkpoints, data, devices, dry_run, dry_run_report, loop, progress, records, report
+from experiments.cifar_files import CLASSES
 from experiments.command import exit_status, resuming
 from experiments.config import Config, check
 from experiments.dry_run import DryRun
 from experiments.errors import ExperimentError
-from experiments.program import build_program
+from experiments.program import apply_policy, build_program
 from experiments.records import Record
 from experiments.training import TrainState
 from jaxremat import PolicyError
@@ -58,17 +59,20 @@ def train(config: Config, console: Console) -> Trained:
         PolicyError: the policy is none, or cannot be applied to the model.
     """
     check(config)
-    if config.out is not None:
-        records.require_appendable(config.out)
+    records.require_outputs(config.out, config.checkpoint_dir)
     devices.join_processes(config)
     over = devices.all_devices()
+    # What can be refused without the data set is refused before it is fetched.
+    devices.check_batch(config.batch_size, over, data.TRAINING_IMAGES[config.data])
+    applied = apply_policy(config, len(CLASSES))
+    residual_bytes = applied.residual_bytes(config.batch_size)
     dataset = data.load(config.data, None if config.data_dir is None else Path(config.data_dir).expanduser())
     devices.check_batch(config.batch_size, over, len(dataset.train_labels))
     first = jax.process_index() == 0
     saved = checkpoints.open_checkpoints(config.checkpoint_dir, config.identity() | {"dataset": dataset.name})
     try:
         saved.require_same_run()
-        program = build_program(config, dataset, over)
+        program = build_program(config, applied, dataset, over)
         state = program.init()
         state = saved.restore(state) or state
         extent = progress.Extent(
@@ -88,8 +92,8 @@ def train(config: Config, console: Console) -> Trained:
     record = Record(
         config=config.as_json(),
         policy_asked=config.policy,
-        policy=str(program.policy),
-        regions=program.regions,
+        policy=str(applied.policy),
+        regions=applied.regions,
         model=config.model,
         dataset=dataset.name,
         dataset_origin=dataset.origin,
@@ -103,7 +107,7 @@ def train(config: Config, console: Console) -> Trained:
         loss_steps=loss_steps,
         losses=losses,
         step_seconds=history.median_step_seconds,
-        residual_bytes=program.residual_bytes,
+        residual_bytes=residual_bytes,
         compiled_temp_bytes=program.compiled_temp_bytes,
         params_sha256=checkpoints.digest(state.params),
     )

@@ -26,7 +26,7 @@ from rich.console import Console
 import jaxremat
 from experiments import checkpoints, data, records, report
 from experiments.command import exit_status, resuming
-from experiments.config import Config, check
+from experiments.config import Config, check, check_filled
 from experiments.errors import ExperimentError
 from experiments.records import Record
 
@@ -73,15 +73,12 @@ def train(config: Config, console: Console) -> Record:
     from experiments import torch_loop, torch_weights
     from experiments.torch_checkpoints import TorchCheckpoint
 
-    if config.out is not None:
-        records.require_appendable(config.out)
+    records.require_outputs(config.out, config.checkpoint_dir)
+    check_filled(config.batch_size, data.TRAINING_IMAGES[config.data])
+    torch_loop.check_policy(config)  # before the data set is fetched
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = data.load(config.data, None if config.data_dir is None else Path(config.data_dir).expanduser())
-    if config.batch_size > len(dataset.train_labels):
-        raise ExperimentError(
-            f"--batch-size must be at most the number of training images, {len(dataset.train_labels)}; got "
-            f"{config.batch_size}."
-        )
+    check_filled(config.batch_size, len(dataset.train_labels))
     saved = TorchCheckpoint(config.checkpoint_dir, config.identity() | {"dataset": dataset.name})
     prepared = torch_loop.prepare(config, dataset, device)
     history = torch_loop.run(config, dataset, prepared, saved, console)

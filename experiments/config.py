@@ -94,6 +94,18 @@ def check(config: Config) -> None:
     _check_processes(config)
 
 
+def check_filled(batch_size: int, training_images: int) -> None:
+    """Refuses a batch that so many images cannot fill.
+
+    Raises:
+        ExperimentError: the batch is larger.
+    """
+    if batch_size > training_images:
+        raise ExperimentError(
+            f"--batch-size must be at most the number of training images, {training_images}; got {batch_size}."
+        )
+
+
 def _check_processes(config: Config) -> None:
     count, index = config.num_processes, config.process_id
     if config.coordinator in (None, "auto"):

@@ -18,6 +18,9 @@ from experiments.errors import DataError, DataUnavailableError
 from experiments.prepared import find_prepared, read_prepared
 
 SOURCES = ("auto", "cifar10", "sample")
+_FULL = sum(file.records for file in TRAIN_FILES)
+# The most training images that a source has: what can be checked before it is fetched is checked against them.
+TRAINING_IMAGES = {"auto": _FULL, "cifar10": _FULL, "sample": sample.TRAIN.records}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.config import Config
+from experiments.config import Config, check_filled
 from experiments.errors import ExperimentError
 
 
@@ -87,10 +87,7 @@ def check_batch(batch_size: int, devices: Devices, training_images: int) -> None
             f"--batch-size must be a multiple of the {devices.count} devices; got {batch_size}. "
             f"Near it: {' or '.join(map(str, nearest))}."
         )
-    if batch_size > training_images:
-        raise ExperimentError(
-            f"--batch-size must be at most the number of training images, {training_images}; got {batch_size}."
-        )
+    check_filled(batch_size, training_images)
 
 
 def describe_devices(devices: Devices) -> dict[str, Any]:

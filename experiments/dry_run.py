@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jaxremat
-from experiments import devices, policies, program, records, sample
-from experiments.cifar_files import CLASSES, TRAIN_FILES
+from experiments import devices, policies, program, records
+from experiments.cifar_files import CLASSES
 from experiments.config import Config, check
+from experiments.data import TRAINING_IMAGES
 from experiments.errors import ExperimentError
 from experiments.largest_batch import Probe, find_largest_batch
 from experiments.plots import FORMATS
 from jaxremat.flops import count_flops
 from jaxremat.policy import Everything
 
-_FULL = sum(file.records for file in TRAIN_FILES)
-TRAINING_IMAGES = {"auto": _FULL, "cifar10": _FULL, "sample": sample.TRAIN.records}
 # What has no meaning where nothing is trained: refused, not ignored.
 _TRAINING_ONLY = ("data_dir", "checkpoint_dir", "out", "max_steps", "coordinator", "num_processes", "process_id")
 
@@ -126,7 +125,7 @@ def run(config: Config, options: DryRun, say: Say) -> list[Row]:
     chosen = dict.fromkeys([Everything(), *policies.split_policies(config.policy)])
     configs = [dataclasses.replace(config, policy=str(policy)) for policy in chosen]
     check(configs[0])
-    targets = [jaxremat.targets()[name] for name in _names(options.target)]
+    targets = list(dict.fromkeys(jaxremat.targets()[name] for name in _names(options.target)))
     images = TRAINING_IMAGES[config.data]
     for target in targets:
         if target.available:
@@ -161,7 +160,7 @@ def run(config: Config, options: DryRun, say: Say) -> list[Row]:
 
 
 def _names(targets: str | None) -> list[str]:
-    return ["local"] if targets is None else list(dict.fromkeys(name.strip() for name in targets.split(",")))
+    return ["local"] if targets is None else [name.strip() for name in targets.split(",")]
 
 
 def _remedy(target: jaxremat.Target) -> str:
@@ -189,21 +188,29 @@ class _Compiler:
     def __init__(self, images: int, say: Say):
         self._images = images
         self._say = say
+        self._applied = dict[Config, program.Applied]()
         self._built = dict[tuple[Config, devices.Devices, bool], tuple[program.Parts, Any]]()
+
+    def _under_policy(self, config: Config) -> program.Applied:
+        key = dataclasses.replace(config, batch_size=1)  # it is the same for every batch
+        if key not in self._applied:
+            self._applied[key] = program.apply_policy(config, len(CLASSES))
+        return self._applied[key]
 
     def _build(self, config: Config, over: devices.Devices, here: bool) -> tuple[program.Parts, Any]:
         key = (config, over, here)
         if key not in self._built:
-            parts = program.describe(config, self._images, len(CLASSES), over)
+            parts = program.describe(config, self._under_policy(config), self._images, over)
             self._built[key] = parts, parts.jit_step(jaxremat.compiler_options() if here else None)
         return self._built[key]
 
     def traced_row(self, config: Config) -> Row:
         """Returns the part of a row that is the same on all targets."""
         parts, step = self._build(config, devices.absent_devices(1), here=False)
-        kept = program.residual_bytes(parts.loss, parts.state, config.batch_size, parts.dtype)
+        applied = self._under_policy(config)
+        kept = applied.residual_bytes(config.batch_size)
         flops = count_flops(step.trace(parts.state, parts.training, parts.order).jaxpr).flops
-        return Row("", config.policy, regions=parts.regions, residual_bytes=kept, flops=flops)
+        return Row("", config.policy, regions=applied.regions, residual_bytes=kept, flops=flops)
 
     def complete(self, row: Row, config: Config, target: jaxremat.Target, with_largest_batch: bool) -> Row:
         """Returns the row with what the compiler of its target says."""

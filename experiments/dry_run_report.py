@@ -10,7 +10,8 @@ from rich.table import Table
 
 from experiments import records
 from experiments.config import Config
-from experiments.dry_run import TRAINING_IMAGES, Row
+from experiments.data import TRAINING_IMAGES
+from experiments.dry_run import Row
 from experiments.errors import ExperimentError
 from experiments.plots import NO_REMAT, CostRow, cost_picture
 from jaxremat.targets import package_versions

@@ -144,7 +144,7 @@ def _conv(features: int, size: int, stride: int, dtype: Dtype, name: str) -> nn.
     )
 
 
-def _global_pool(x: jax.Array) -> jax.Array:
+def global_pool(x: jax.Array) -> jax.Array:
     """Returns the mean over all positions, (batch, height, width, channels) -> (batch, channels).
 
     The barrier keeps the normalisation before it out of the sum: XLA:CPU hands sums to a library that rounds a fused
@@ -211,7 +211,7 @@ class ResNet18(nn.Module):
         for stage, features in enumerate((64, 128, 256, 512), start=1):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
                 x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
-        x = name(_global_pool(x), "pool_out")
+        x = name(global_pool(x), "pool_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_logits_type(self.dtype))
 
 
@@ -253,7 +253,7 @@ class WideResNet16x4(nn.Module):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
                 x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
         x = name(self.ops.relu(name(_batch_norm(self.ops, train, self.dtype, "bn")(x), "bn_out")), "relu_out")
-        x = name(_global_pool(x), "pool_out")
+        x = name(global_pool(x), "pool_out")
         return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_logits_type(self.dtype))
 
 

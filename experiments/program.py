@@ -40,8 +40,6 @@ class Program:
     answers among `test_batch` images; `sound(state)` says whether the state may be saved, `copy(state)` copies it.
     """
 
-    policy: jaxremat.Policy
-    regions: policies.Regions
     steps_per_epoch: int
     test_batch: int
     training: Images
@@ -51,8 +49,45 @@ class Program:
     count_correct: Callable[..., jax.Array]
     sound: Callable[[TrainState], jax.Array]
     copy: Callable[[TrainState], TrainState]
-    residual_bytes: int
     compiled_temp_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A model and its loss under a policy: what needs neither data nor devices.
+
+    `shapes` are those of the parameters and of BatchNorm's statistics.
+    """
+
+    policy: jaxremat.Policy
+    regions: policies.Regions
+    model: nn.Module
+    dtype: Any
+    loss: Loss
+    shapes: tuple[Any, Any]
+
+    def residual_bytes(self, batch_size: int) -> int:
+        """Returns what the loss keeps for its backward pass, in bytes for the whole batch, from the trace alone.
+
+        Raises:
+            PolicyError: the policy does not fit this model.
+        """
+        images = jax.ShapeDtypeStruct((batch_size, 32, 32, 3), self.dtype)
+        labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return jaxremat.residuals(self.loss, *self.shapes, images, labels, key).total_bytes
+
+
+def apply_policy(config: Config, classes: int) -> Applied:
+    """Returns the run's model and loss under its policy. Nothing is computed."""
+    policy = jaxremat.parse(config.policy)
+    regions = policies.resolve_regions(policy, config.regions)
+    dtype = jnp.dtype(config.precision)
+    wrap_block = policies.block_wrapper(policy, regions)
+    model = build(config.model, classes=classes, dtype=dtype, ops=config.ops, wrap_block=wrap_block)
+    state = jax.eval_shape(make_init(model, make_optimizer(config.learning_rate, 1), config.seed))
+    loss = policies.wrap_loss(make_loss(model), policy, regions)
+    return Applied(policy, regions, model, dtype, loss, (state.params, state.batch_stats))
 
 
 @dataclass(frozen=True)
@@ -63,11 +98,6 @@ class Parts:
     `order`. All shapes carry their layout over the devices.
     """
 
-    policy: jaxremat.Policy
-    regions: policies.Regions
-    model: nn.Module
-    dtype: Any
-    loss: Loss
     init: Callable[[], TrainState]
     jit_step: Callable[[dict[str, str] | None], Any]
     state: TrainState
@@ -75,31 +105,16 @@ class Parts:
     order: jax.ShapeDtypeStruct
 
 
-def describe(config: Config, training_images: int, classes: int, devices: Devices) -> Parts:
-    """Returns a run's functions and shapes. Nothing is computed, and the devices need not be there.
-
-    Raises:
-        PolicyError: the policy cannot be applied to this model.
-    """
-    policy = jaxremat.parse(config.policy)
-    regions = policies.resolve_regions(policy, config.regions)
-    dtype = jnp.dtype(config.precision)
-    model = build(
-        config.model,
-        classes=classes,
-        dtype=dtype,
-        ops=config.ops,
-        wrap_block=policies.block_wrapper(policy, regions),
-    )
+def describe(config: Config, applied: Applied, training_images: int, devices: Devices) -> Parts:
+    """Returns a run's functions and shapes. Nothing is computed, and the devices need not be there."""
     steps_per_epoch = training_images // config.batch_size
     optimizer = make_optimizer(config.learning_rate, config.epochs * steps_per_epoch)
-    loss = policies.wrap_loss(make_loss(model), policy, regions)
     step = make_step(
-        loss,
+        applied.loss,
         optimizer,
         seed=config.seed,
         augmented=AUGMENTED[config.model],
-        dtype=dtype,
+        dtype=applied.dtype,
         split=devices.split,
     )
 
@@ -109,13 +124,8 @@ def describe(config: Config, training_images: int, classes: int, devices: Device
     def shape(dims: tuple[int, ...], dtype: Any) -> Any:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=devices.whole)
 
-    init = make_init(model, optimizer, config.seed)
+    init = make_init(applied.model, optimizer, config.seed)
     return Parts(
-        policy=policy,
-        regions=regions,
-        model=model,
-        dtype=dtype,
-        loss=loss,
         init=init,
         jit_step=jit_step,
         state=jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), jax.eval_shape(init)),
@@ -124,14 +134,14 @@ def describe(config: Config, training_images: int, classes: int, devices: Device
     )
 
 
-def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program:
+def build_program(config: Config, applied: Applied, dataset: Dataset, devices: Devices) -> Program:
     """Compiles the run's functions and moves the data set to the devices.
 
     Raises:
-        PolicyError: the policy cannot be applied to this model.
+        PolicyError: the policy does not fit the model.
     """
-    parts = describe(config, len(dataset.train_labels), len(dataset.classes), devices)
-    model, dtype, state = parts.model, parts.dtype, parts.state
+    parts = describe(config, applied, len(dataset.train_labels), devices)
+    model, dtype, state = applied.model, applied.dtype, parts.state
     training = to_devices(dataset.train_images, dataset.train_labels, devices)
     test = to_devices(dataset.test_images, dataset.test_labels, devices)
     test_batch = -(-min(TEST_BATCH, len(dataset.test_labels)) // devices.count) * devices.count
@@ -146,8 +156,6 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
     )
     memory = compiled_step.memory_analysis()
     return Program(
-        policy=parts.policy,
-        regions=parts.regions,
         steps_per_epoch=parts.order.shape[0],
         test_batch=test_batch,
         training=training,
@@ -157,7 +165,6 @@ def build_program(config: Config, dataset: Dataset, devices: Devices) -> Program
         count_correct=count_correct,
         sound=jax.jit(is_sound, out_shardings=whole),
         copy=jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=whole),
-        residual_bytes=residual_bytes(parts.loss, state, config.batch_size, dtype),
         compiled_temp_bytes=None if memory is None else int(memory.temp_size_in_bytes),
     )
 
@@ -183,12 +190,3 @@ def _options_of_init() -> dict[str, bool | int | float | str]:
 def to_devices(images: np.ndarray, labels: np.ndarray, devices: Devices) -> Images:
     """Returns a set of images as copies on every device."""
     return Images(devices.replicate(images), devices.replicate(labels.astype(np.int32)))
-
-
-def residual_bytes(loss: Loss, state: TrainState, batch_size: int, dtype: Any) -> int:
-    """Returns what the loss keeps for its backward pass, in bytes for the whole batch, from the trace alone."""
-    images = jax.ShapeDtypeStruct((batch_size, 32, 32, 3), dtype)
-    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state.params, state.batch_stats))
-    return jaxremat.residuals(loss, *shapes, images, labels, key).total_bytes

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -102,6 +103,27 @@ def require_appendable(path: str, option: str = "--out") -> None:
         ) from error
     if not existed:
         target.unlink(missing_ok=True)
+
+
+def require_outputs(out: str | None, checkpoint_dir: str | None) -> None:
+    """Makes sure, before anything is fetched or computed, that a run can write what it was asked to. Leaves nothing behind.
+
+    Raises:
+        ExperimentError: `out` is no file that can be written, or `checkpoint_dir` cannot be made or written to.
+    """
+    if out is not None:
+        require_appendable(out)
+    if checkpoint_dir is None:
+        return
+    directory = Path(checkpoint_dir).expanduser().absolute()
+    try:
+        nearest = next(path for path in (directory, *directory.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise ExperimentError(
+            f"--checkpoint-dir must be a directory that can be written; {checkpoint_dir}: {error.strerror or error}."
+        ) from error
 
 
 def append(path: str, record: Record) -> None:

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 import jaxremat
-from experiments import progress, torch_measure, torch_policies, torch_training
+from experiments import progress, torch_measure, torch_models, torch_policies, torch_training
 from experiments.augment import epoch_order
 from experiments.batches import Batches
 from experiments.config import Config
@@ -35,6 +35,16 @@ class Prepared:
     applied: Applied
     residual_bytes: int
     peak_bytes: int
+
+
+def check_policy(config: Config) -> None:
+    """Makes sure that the run's policy can be applied to its model, without data.
+
+    Raises:
+        PolicyError: PyTorch cannot express the policy, or it does not fit the model.
+    """
+    policy = jaxremat.parse(config.policy)
+    torch_policies.apply(torch_models.build(config.model), policy, config.regions, kept_without_policy=lambda: 1)
 
 
 def prepare(config: Config, dataset: Dataset, device: torch.device) -> Prepared:

@@ -151,7 +151,8 @@ def _selective(network: Network, policy: jaxremat.Policy, regions: Regions) -> A
                 matches[rule.selector] += 1
     for selector, count in matches.items():
         if not count and selector != "ops:*":
-            raise PolicyError(_no_match(policy, selector, operations))
+            context = f"{policy}: " if len(matches) > 1 else ""
+            raise PolicyError(context + _no_match(selector, operations))
     modules = Modules(network)
     witness = Witness()
 
@@ -217,7 +218,7 @@ def _path_fits(operation: Operation, glob: str) -> bool:
     return any(fnmatchcase("/".join(parts[i : i + length]), glob) for i in range(len(parts) - length + 1))
 
 
-def _no_match(policy: jaxremat.Policy, selector: str, operations: Sequence[Operation]) -> str:
+def _no_match(selector: str, operations: Sequence[Operation]) -> str:
     kind, _, word = selector.partition(":")
     known = {
         "names": {operation.name for operation in operations},
@@ -225,7 +226,7 @@ def _no_match(policy: jaxremat.Policy, selector: str, operations: Sequence[Opera
         "ops": {operation.label for operation in operations},
     }.get(kind, {operation.label for operation in operations}) - {""}
     return (
-        f"{policy}: {selector!r} matches no operation of the PyTorch network.{_did_you_mean(word, known)} "
+        f"{selector!r} matches no operation of the PyTorch network.{_did_you_mean(word, known)} "
         f"It has: {', '.join(sorted(known)[:12])}{', ...' if len(known) > 12 else ''}."
     )
 

@@ -5,6 +5,7 @@ from jaxremat.cost import Cost, cost
 from jaxremat.erasure import erased
 from jaxremat.errors import CompileError, PolicyError, RematWarning, TargetError
 from jaxremat.naming import name
+from jaxremat.plan import Plan, load_plan, plan
 from jaxremat.policy import Policy
 from jaxremat.remat import remat
 from jaxremat.residuals import Residuals, residuals
@@ -14,6 +15,7 @@ from jaxremat.targets import Target, targets
 __all__ = [
     "CompileError",
     "Cost",
+    "Plan",
     "Policy",
     "PolicyError",
     "RematWarning",
@@ -23,8 +25,10 @@ __all__ = [
     "compiler_options",
     "cost",
     "erased",
+    "load_plan",
     "name",
     "parse",
+    "plan",
     "remat",
     "residuals",
     "targets",

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from jaxremat import policy as p
-from jaxremat.compat import Atom, Var
+from jaxremat.compat import Atom, Var, primitive_names
 from jaxremat.errors import PolicyError, did_you_mean
 from jaxremat.graph import Graph, Value
 from jaxremat.labels import CALLED_OPS, PRIMITIVE_OPS
@@ -89,10 +89,16 @@ def choose(graph: Graph, policy: p.Policy) -> Choice:
     return Choice(graph, policy, {var: kept[var] for var in order}, recomputed, marks, matches)
 
 
+def small_and_marked(graph: Graph, marks: Mapping[Var, Mark]) -> list[Var]:
+    """Returns what is stored if these values may be, and the small ones that are worth it, in program order."""
+    kept, _ = _walk(graph, marks, small=True)
+    return sorted(kept, key=lambda var: graph.value_of[var].position)
+
+
 def _walk(graph: Graph, marks: Mapping[Var, Mark], small: bool) -> tuple[dict[Var, Mark], frozenset[int]]:
     kept = dict[Var, Mark]()
     recomputed = set[int]()
-    cheap = _cheap(graph) if small else frozenset()
+    cheap = small_worth_storing(graph) if small else frozenset()
     todo = [var for var in graph.read_backward if var in graph.maker]
     seen = set(todo)
     while todo:
@@ -124,8 +130,8 @@ _EXACT_NAMES = """
 _EXACT = frozenset(_EXACT_NAMES.split())
 
 
-def _cheap(graph: Graph) -> frozenset[Var]:
-    """Small values made from large ones, such as sums over a batch, that drag no large one into the forward pass.
+def small_worth_storing(graph: Graph) -> frozenset[Var]:
+    """Returns small values made from large ones, such as sums over a batch, that drag no large one into the forward pass.
 
     What is computed from small values alone is recomputed from them: that costs nothing, and a compiler that fuses it
     with its reader rounds as it would without rematerialization. Sums and approximated functions (`exp`, `rsqrt`) are the
@@ -171,7 +177,12 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             )
         case p.Ops(rules):
             return _ops(graph, rules, matches)
-        case p.Values(positions):
+        case p.Values(positions, program):
+            if program and program != graph.fingerprint:
+                raise PolicyError(
+                    f"values: this choice was made for the program {program}; the wrapped function is {graph.fingerprint}: "
+                    "its code, its arguments' shapes or the version of JAX differ. Plan again, or spell a policy by names or operations."
+                )
             beyond = [i for i in positions if i >= len(graph.values)]
             if beyond:
                 raise PolicyError(
@@ -185,8 +196,7 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             host = _marks(graph, inner, matches)
             return {var: Mark(f"offload:{mark.selector}", host=True) for var, mark in host.items()}
     raise PolicyError(
-        f"{policy} is not supported yet by jaxremat.remat: a budget needs a planner that chooses the stored values. "
-        "Spell the choice, for example 'dots' or 'segments:sqrt'."
+        f"choose: needs a policy that says what is stored; got {policy}, which only says how much. Plan first: jaxremat.plan."
     )
 
 
@@ -260,6 +270,7 @@ def check_matches(matches: Mapping[str, int], graph: Graph, policy: p.Policy) ->
         graph: where to look for near matches.
         policy: for the message.
     """
+    context = f"{policy}: " if len(matches) > 1 else ""  # of one selector, the message would say the name twice
     for selector, count in matches.items():
         kind, _, word = selector.partition(":")
         if count or kind not in ("names", "paths", "ops") or word == "*":
@@ -273,15 +284,17 @@ def check_matches(matches: Mapping[str, int], graph: Graph, policy: p.Policy) ->
         }[kind]
         known = list(dict.fromkeys(known))
         what = {"names": "tag", "paths": "module path", "ops": "operation"}[kind]
-        exists = ""
-        if kind == "ops" and word not in known:
-            exists = " No operation has this name." if word not in {*CALLED_OPS, *PRIMITIVE_OPS.values()} else ""
+        decided_here = (graph.labels[v.var] for v in graph.values if v.index not in graph.rewritten)
+        if kind == "ops" and any(word in labels.ops for labels in decided_here):
+            raise PolicyError(
+                f"{policy}: {selector!r} decides no value, as rules before it fit all that it fits. Move it before them, or drop it."
+            )
+        is_operation = kind == "ops" and word in {*CALLED_OPS, *PRIMITIVE_OPS.values(), *primitive_names()}
+        exists = " No operation has this name." if kind == "ops" and not is_operation else ""
+        near = "" if is_operation else did_you_mean(word, known)
         there = (
             f" It has: {', '.join(sorted(known)[:12])}{', ...' if len(known) > 12 else ''}."
             if known
             else f" It has no {what}s."
         )
-        raise PolicyError(
-            f"{policy}: {selector!r} matches no value of the wrapped function.{exists}"
-            f"{did_you_mean(word, [*known, *(CALLED_OPS if kind == 'ops' else ())])}{there}"
-        )
+        raise PolicyError(f"{context}{selector!r} matches no value of the wrapped function.{exists}{near}{there}")

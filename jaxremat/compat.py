@@ -14,7 +14,7 @@ import numpy as np
 from jax._src import ad_util as _ad_util  # zeros_like_aval: 0.10.2, 0.12.0
 from jax._src import compiler as _compiler
 from jax._src import config as _config  # trace_context, remat3: 0.10.2, 0.12.0
-from jax._src import source_info_util as _source  # NameStack, Scope, user_context, user_frame: 0.10.2, 0.12.0
+from jax._src import source_info_util as _source  # its functions and Scope: 0.10.2, 0.12.0
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax.lax import optimization_barrier_p  # 0.10.2, 0.12.0
@@ -24,9 +24,16 @@ from jax.extend import core as _core
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core import primitives as _primitives
 
+from jaxremat.frames import is_library
+
 Atom = Var | Literal
 
 __all__ = ["Atom", "ClosedJaxpr", "DropVar", "JaxprEqn", "Literal", "Var"]
+
+
+def primitive_names() -> frozenset[str]:
+    """Returns the names of JAX's public primitives."""
+    return frozenset(p.name for p in vars(_primitives).values() if isinstance(p, _core.Primitive))
 
 
 def trace_key() -> Any:
@@ -78,24 +85,36 @@ def frames(eqn: JaxprEqn) -> Sequence[Any]:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """Returns `file:line` of the user's code that made an equation, or an empty string."""
-    frame = _source.user_frame(eqn.source_info.traceback) if eqn.source_info.traceback is not None else None
+    """Returns `file:line` of the user's code that made an equation, or an empty string.
+
+    It is the innermost line outside of JAX, Flax, Optax and this library; where there is none, the innermost outside of JAX.
+    """
+    traceback = eqn.source_info.traceback
+    frame = _user_frame(traceback) or (_source.user_frame(traceback) if traceback is not None else None)
     return f"{frame.file_name}:{frame.start_line}" if frame else ""
+
+
+def is_made_by_user(eqn: JaxprEqn) -> bool:
+    """Says whether a line of the user's code is known that made an equation."""
+    return _user_frame(eqn.source_info.traceback) is not None
+
+
+def _user_frame(traceback: Any) -> Any:
+    frames = zip(*traceback.raw_frames()) if traceback is not None else ()
+    return next((_source.raw_frame_to_frame(*at) for at in frames if not is_library(at[0].co_filename)), None)
 
 
 def moved(eqn: JaxprEqn, outer: JaxprEqn, scopes: Sequence[str]) -> JaxprEqn:
     """Returns an equation of an inner jaxpr as it reads outside of the call `outer`.
 
     Its scopes stand below those of the call and `scopes`. Where it was made by a library's code alone, as inside of
-    `jnp.var`, its source is that of the call.
+    `jnp.var` (JAX keeps the Python calls up to the nearest `jit`), its source is that of the call.
     """
     stack = outer.source_info.name_stack
     for scope in scopes:
         stack = stack.extend(scope)
     inner = eqn.source_info
-    traceback = inner.traceback
-    if traceback is None or _source.user_frame(traceback) is None:
-        traceback = outer.source_info.traceback
+    traceback = inner.traceback if is_made_by_user(eqn) else outer.source_info.traceback
     return eqn.replace(source_info=inner.replace(traceback=traceback, name_stack=stack + inner.name_stack))
 
 
@@ -203,6 +222,19 @@ def compiler_options(platform: str | None = None) -> dict[str, str]:
         platform = jax.default_backend()
     numbers = tuple(int(n) for n in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
     return {"xla_disable_hlo_passes": "cse_barrier_expander"} if platform == "cpu" and numbers <= (0, 11, 0) else {}
+
+
+def running_platform() -> str | None:
+    """Returns the platform of the device that computations go to by default, None before JAX has opened one.
+
+    Asking JAX would open it. Under `private_cpu_device` nothing runs, so there is none (seen in 0.10.2 and 0.12.0.1).
+    """
+    default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(default, str):
+        return default
+    if default is not None:
+        return None if default is private_cpu_device() else default.platform
+    return jax.default_backend() if _xla_bridge.backends_are_initialized() else None
 
 
 @cache

@@ -2,8 +2,8 @@
 
 A compiler that merges recomputation with the forward pass (common subexpression elimination) makes every policy compile to
 the same program, with the memory of no policy. That shows in the outcome: fewer convolutions and matrix products in the
-optimized program than in the one that was handed in. XLA:CPU does so in jaxlib 0.11.0 and before, unless compiled with
-`jaxremat.compiler_options()`.
+optimized program than in the one that was handed in. Recomputation of other operations alone leaves no such trace: whether
+that was kept is not seen here. XLA:CPU erases in jaxlib 0.11.0 and before, unless compiled with `jaxremat.compiler_options()`.
 """
 
 import re
@@ -22,8 +22,8 @@ def erased(lowered: Any, compiled: Any) -> str | None:
         compiled: what `lowered.compile()` returned.
 
     Returns:
-        None where nothing was lost or the program has no gates; else a sentence that says what is missing, who took it,
-        and how to keep it.
+        None where no convolution or matrix product was lost, or the program has no gates; else sentences that say what is
+        missing, who took it, and how to keep it. Values that a policy stores or offloads are no recomputation.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxremat
@@ -53,8 +53,9 @@ def erased(lowered: Any, compiled: Any) -> str | None:
     if platform != "cpu":
         remedy = "Please report it with the program: its gates should have kept them."
     return (
-        f"XLA:{platform.upper()} erased {lost} of the {wanted} that the program asks for: recomputation was merged with the "
-        f"forward pass, and the policy saves no memory. {remedy}"
+        f"XLA:{platform.upper()} erased {lost} of the {wanted} that the program asks for: it merged their recomputation with the "
+        "forward pass, so that what a policy recomputes is kept in memory after all (what it stores or offloads is not "
+        f"concerned). {remedy}"
     )
 
 

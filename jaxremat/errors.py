@@ -30,5 +30,6 @@ class RematWarning(UserWarning):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns `` Did you mean ...?`` for the known words nearest to `word`, or an empty string."""
-    close = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=3, cutoff=0.6)
+    others = [other for other in dict.fromkeys(known) if other != word]
+    close = difflib.get_close_matches(word, others, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -116,6 +116,15 @@ def count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> FlopCount:
     return _count(inner, [True] * len(inner.outvars))
 
 
+def count_equation(eqn: Any) -> FlopCount:
+    """Returns the operations of one equation, all of whose results are read.
+
+    Args:
+        eqn: an equation of a jaxpr.
+    """
+    return _count_equation(eqn, [True] * len(eqn.outvars))
+
+
 def conv_and_dot_counts(jaxpr: Jaxpr | ClosedJaxpr) -> OpCounts:
     """Returns how many convolutions and matrix products a program written from `jaxpr` would hold.
 

@@ -11,6 +11,7 @@ its backward pass. Three kinds of equations come out, and the difference matters
 A `Value` is one output of a forward equation, with the labels by which a policy can find it.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -119,6 +120,22 @@ class Graph:
                         size = 0
                     values.append(Value(len(values), var, index, eqn, size))
         return tuple(values)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short digest of the program: its equations, their types and who reads whom; not the names of variables."""
+        digest = hashlib.sha256()
+        number = dict[Var, int]()
+        for var in (*self.inputs, *(v for v in self.cotangents if v is not None)):
+            number[var] = len(number)
+            digest.update(var.aval.str_short().encode())
+        for eqn in (*self.forward, *self.backward):
+            reads = [number.get(v, -1) if isinstance(v, Var) else -2 for v in eqn.invars]
+            for var in eqn.outvars:
+                number[var] = len(number)
+            types = [var.aval.str_short() for var in eqn.outvars]
+            digest.update(f"{eqn.primitive.name} {reads} {types}\n".encode())
+        return digest.hexdigest()[:16]
 
     @cached_property
     def labels(self) -> dict[Var, Labels]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxremat import compat
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxremat.labels import called_names
+from jaxremat.labels import called_names, python_names
 
 
 def inline(eqns: Sequence[JaxprEqn], renaming: Mapping[Var, Atom]) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
@@ -42,7 +42,11 @@ def inline(eqns: Sequence[JaxprEqn], renaming: Mapping[Var, Atom]) -> tuple[list
         for inner in body.jaxpr.eqns:
             outvars: list[Var] = [v if isinstance(v, compat.DropVar) else compat.new_var(v.aval) for v in inner.outvars]
             fresh.update(zip(inner.outvars, outvars))
-            inside.append(compat.moved(inner, eqn, scopes).replace(outvars=outvars))
+            # Those that led from the call to an equation of a library's are lost, too: it gets the line of the call.
+            inner_scopes = (
+                [] if compat.is_made_by_user(inner) else [f"called({n})" for n in reversed(python_names(inner))]
+            )
+            inside.append(compat.moved(inner, eqn, [*scopes, *inner_scopes]).replace(outvars=outvars))
         inner_eqns, inner_names = inline(inside, fresh)
         flat += inner_eqns
         for outer, inner in zip(eqn.outvars, body.jaxpr.outvars):

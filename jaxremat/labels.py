@@ -131,10 +131,12 @@ def called_names(eqn: JaxprEqn) -> list[str]:
             names.append(_normal(call.group(1)))
         elif (name := _normal(scope)) in CALLED_OPS:
             names.append(name)
-    for code in compat.frames(eqn):
-        if name := _called_op(code):
-            names.append(name)
-    return names
+    return names + python_names(eqn)
+
+
+def python_names(eqn: JaxprEqn) -> list[str]:
+    """Returns the names of the Python functions that made an equation, as far as they make operations, innermost first."""
+    return [name for code in compat.frames(eqn) if (name := _called_op(code))]
 
 
 @cache

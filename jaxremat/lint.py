@@ -4,11 +4,11 @@ A policy that works can still waste: store more than no policy would, or recompu
 everything alive again at the worst moment. None of this is an error; `remat` gives a `RematWarning` for each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jaxremat import policy as p
 from jaxremat.choice import Choice
-from jaxremat.compat import Var
+from jaxremat.compat import Var, running_platform
 from jaxremat.graph import size_bytes
 from jaxremat.segments import LAYERS
 from jaxremat.text import human_bytes
@@ -17,11 +17,12 @@ from jaxremat.text import human_bytes
 _FEW_LAYERS = 3
 
 
-def waste(choice: Choice) -> Iterator[str]:
+def waste(choice: Choice, inside: Iterable[Choice] = ()) -> Iterator[str]:
     """Yields a sentence for every way in which a choice wastes memory or time.
 
     Args:
         choice: what a policy stores of a function.
+        inside: what it stores inside of the bodies of the function's scans and branches.
 
     Example:
         >>> import jax, jax.numpy as jnp, warnings, jaxremat
@@ -40,6 +41,7 @@ def waste(choice: Choice) -> Iterator[str]:
     yield from _no_products(choice)
     yield from _no_convolutions(choice)
     yield from _unstable_keys(choice)
+    yield from _offloaded_to_itself(choice, inside)
 
 
 def _layers(choice: Choice) -> list[str]:
@@ -105,3 +107,12 @@ def _unstable_keys(choice: Choice) -> Iterator[str]:
                 "or use threefry keys."
             )
             return
+
+
+def _offloaded_to_itself(choice: Choice, inside: Iterable[Choice]) -> Iterator[str]:
+    offloads = any(mark.host for each in (choice, *inside) for mark in each.kept.values())
+    if offloads and running_platform() == "cpu":
+        yield (
+            f"{choice.policy}: this runs on a CPU, whose memory is the host's: what is offloaded stays where it is, and nothing "
+            "is saved by it. Store it, or run on a GPU or TPU."
+        )

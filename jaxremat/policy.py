@@ -12,7 +12,7 @@ no function and no state: `parse(str(policy)) == policy`, so the spelling serves
                                 by operation; `=store`, `=recompute` or `=offload`; first rule that fits; `*` is the rest
     paths:*/Conv_*,head         values made inside these module paths; globs
     segments:4, segments:sqrt   values at the borders of n segments, cut at the narrowest waists
-    values:3,17                 the forward values with these positions in `jaxremat.residuals`
+    values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to
     offload:POLICY              what POLICY would store, in host memory
     budget:2GiB, budget:60%, budget:fits
                                 what the planner chooses so that the compiled peak stays within the bytes
@@ -60,10 +60,14 @@ class Policy:
     def __add__(self, other: Policy) -> Policy:
         if not isinstance(other, Policy):
             return NotImplemented
-        return union(self, other)
+        return union(self.resolved(), other.resolved())
 
     def __repr__(self) -> str:
         return f"jaxremat.parse({str(self)!r})"
+
+    def resolved(self) -> Policy:
+        """Returns the policy that is applied; of a plan the one that it found, of any other itself."""
+        return self
 
     def to_jax(self) -> Callable[..., Any]:
         """Returns the policy as an object for `jax.checkpoint(policy=...)` and `flax.linen.remat(policy=...)`.
@@ -78,7 +82,7 @@ class Policy:
             >>> jaxremat.parse("dots").to_jax() is jax.checkpoint_policies.dots_saveable
             True
         """
-        return _to_jax(self)
+        return _to_jax(self.resolved())
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,17 +192,25 @@ class Segments(Policy):
 
 @dataclass(frozen=True, repr=False)
 class Values(Policy):
-    """Store exactly the forward values with these positions in `jaxremat.residuals`; what a planner emits."""
+    """Store exactly the forward values with these positions in `jaxremat.residuals`; what a planner emits.
+
+    `program`, if given, is the fingerprint of the program that the positions were found in; in any other they are refused.
+    """
 
     positions: tuple[int, ...]
+    program: str = ""
 
     def __post_init__(self) -> None:
         if not self.positions or min(self.positions) < 0:
             raise PolicyError(f"values: needs positions of 0 and more, such as values:3,17; got {self.positions}.")
+        if self.program and not re.fullmatch(r"[0-9a-f]+", self.program):
+            raise PolicyError(
+                f"values: a program's fingerprint is hexadecimal, as in values:3@9f86d081; got {self.program!r}."
+            )
         object.__setattr__(self, "positions", tuple(sorted(set(self.positions))))
 
     def __str__(self) -> str:
-        return "values:" + ",".join(map(str, self.positions))
+        return "values:" + ",".join(map(str, self.positions)) + (f"@{self.program}" if self.program else "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -285,8 +297,9 @@ def union(*policies: Policy) -> Policy:
         merged.append(Names(tuple(names)))
     if paths := [n for p in distinct if isinstance(p, Paths) for n in p.patterns]:
         merged.append(Paths(tuple(paths)))
-    if positions := [i for p in distinct if isinstance(p, Values) for i in p.positions]:
-        merged.append(Values(tuple(positions)))
+    for program in dict.fromkeys(p.program for p in distinct if isinstance(p, Values)):
+        of_program = [p.positions for p in distinct if isinstance(p, Values) and p.program == program]
+        merged.append(Values(tuple(i for positions in of_program for i in positions), program))
     merged.sort(key=str)
     if not merged:
         return Nothing()

@@ -6,7 +6,7 @@ programs too, with what the policy means inside of them.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,8 @@ from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
 from jaxremat.errors import RematWarning
-from jaxremat.graph import run, trace_gradient
+from jaxremat.frames import user_stacklevel
+from jaxremat.graph import Graph, run, trace_gradient
 from jaxremat.inline import called
 from jaxremat.lint import waste
 from jaxremat.rewrite import Backward, backward_program, forward_program
@@ -49,12 +50,18 @@ class Cut:
     def matches(self) -> dict[str, int]:
         """For every selector of the policy its matches, those inside of scan bodies included."""
         total = dict(self.choice.matches)
+        for choice in self.inside():
+            for selector, count in choice.matches.items():
+                total[selector] = total.get(selector, 0) + count
+        return total
+
+    def inside(self) -> Iterator[Choice]:
+        """Yields what is chosen inside of the bodies of scans and branches, and of those inside of them."""
         for program in self.inner:
             # JAX differentiates a body anew as it learns what its carry depends on: the last time counts.
             for cut in list(program.cuts.values())[-1:]:
-                for selector, count in cut.matches.items():
-                    total[selector] = total.get(selector, 0) + count
-        return total
+                yield cut.choice
+                yield from cut.inside()
 
 
 class Program:
@@ -65,12 +72,19 @@ class Program:
         closed_over: those arrays.
         policy: what to store.
         is_inside: whether it is a body inside of another program, which then checks the policy's selectors.
+        warned: the warnings that were given and are not repeated; those that this gives are added.
     """
 
     def __init__(
-        self, function: ClosedJaxpr, closed_over: Sequence[Any], policy: p.Policy, is_inside: bool = False
+        self,
+        function: ClosedJaxpr,
+        closed_over: Sequence[Any],
+        policy: p.Policy,
+        is_inside: bool = False,
+        warned: set[str] | None = None,
     ) -> None:
         self.function, self.closed_over, self.policy, self.is_inside = function, tuple(closed_over), policy, is_inside
+        self._warned = set[str]() if warned is None else warned
         self.cuts = dict[tuple[bool, ...], Cut]()
         self._primal = runner(function, "remat_primal")
         self._call = jax.custom_vjp(lambda *inputs: self._primal(*inputs))
@@ -83,15 +97,24 @@ class Program:
     def cut(self, perturbed: tuple[bool, ...]) -> Cut:
         """Returns the cut for the inputs whose gradients are asked for; traced once."""
         if perturbed not in self.cuts:
-            evaluate = _Evaluator(body_policy(self.policy))
-            graph = trace_gradient(self.function, perturbed, evaluate)
-            cut = Cut(choose(graph, self.policy), evaluate.inner)
+            graph, inner = self._traced(perturbed)
+            cut = Cut(choose(graph, self.policy), inner)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
-                for message in waste(cut.choice):
-                    warnings.warn(message, RematWarning, stacklevel=2)
+                for message in waste(cut.choice, cut.inside()):
+                    if message not in self._warned:
+                        warnings.warn(message, RematWarning, stacklevel=user_stacklevel())
+                        self._warned.add(message)
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
+
+    def trace(self, perturbed: tuple[bool, ...]) -> Graph:
+        """Returns the graph that the policy chooses from, for the inputs whose gradients are asked for."""
+        return self._traced(perturbed)[0]
+
+    def _traced(self, perturbed: tuple[bool, ...]) -> tuple[Graph, Sequence["Program"]]:
+        evaluate = _Evaluator(body_policy(self.policy))
+        return trace_gradient(self.function, perturbed, evaluate), evaluate.inner
 
     def _forward(self, *inputs: Any) -> tuple[list[Any], "_Residuals"]:
         cut = self.cut(tuple(bool(i.perturbed) for i in inputs))

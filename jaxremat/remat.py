@@ -4,7 +4,7 @@ The function is traced once per shapes. Under differentiation its gradient graph
 whose forward pass returns the stored values, and whose backward pass recomputes the rest just in time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -12,6 +12,15 @@ import jax
 
 from jaxremat import compat
 from jaxremat import policy as p
+from jaxremat.arguments import (
+    Split,
+    aval_of,
+    flag_error,
+    no_array_error,
+    split,
+    static_arguments,
+    static_positions,
+)
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
 from jaxremat.inline import inline
@@ -39,7 +48,8 @@ def remat(
             is traced once per shapes and static arguments, as by `jax.jit`, and may not have side effects.
         policy: a policy or its spelling, such as ``"dots"``; see `jaxremat.policy`.
         static_argnums: positions of arguments that are not arrays, such as flags; they must be hashable.
-        static_argnames: keyword arguments that are not arrays.
+        static_argnames: names of arguments that are not arrays. A parameter given by its position or by its name is static
+            however a call passes it.
 
     Returns:
         The function. It works under `jit`, `grad`, `vmap`, control flow and `shard_map`, and inside of itself. Forward-mode
@@ -48,7 +58,8 @@ def remat(
     Raises:
         PolicyError: `policy` cannot be read; when the function is differentiated: a name, path or operation of the policy
             fits no value, or `f` has side effects.
-        TypeError: `f` cannot be called, `policy` is no policy, or an argument is no array and not static.
+        TypeError: `f` cannot be called, or has no such static argument; `policy` is no policy; in a call, an argument is no
+            array, or `f` needs its value in Python, and it is not static.
 
     References:
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174.
@@ -66,13 +77,13 @@ def remat(
     """
     if not callable(f):
         raise TypeError(f"remat: needs a function; got {type(f).__name__}. Call it as jaxremat.remat(f, 'dots').")
-    policy = parse(policy)
+    policy = parse(policy).resolved()
     if isinstance(policy, p.Budget):
         raise PolicyError(
-            f"{policy} is not supported yet by jaxremat.remat: a budget needs a planner that chooses the stored values. "
-            "Spell the choice, for example 'dots' or 'segments:sqrt'."
+            f"remat: needs a policy that says what is stored; got {policy}, which only says how much. "
+            f"Plan first: jaxremat.remat(f, jaxremat.plan(f, *args, budget={str(policy).partition(':')[2]!r}))."
         )
-    static_nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    static_nums = tuple(static_argnums) if isinstance(static_argnums, Iterable) else (static_argnums,)
     static_names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     return update_wrapper(Rematerialized(f, policy, static_nums, static_names), f, updated=())
 
@@ -83,15 +94,16 @@ class Rematerialized:
     Attributes:
         policy: what to store.
         static_argnums: positions of arguments that are not arrays.
-        static_argnames: keyword arguments that are not arrays.
+        static_argnames: names of arguments that are not arrays.
     """
 
     def __init__(
         self, f: Callable[..., Any], policy: p.Policy, static_argnums: tuple[int, ...], static_argnames: tuple[str, ...]
     ) -> None:
         self._f, self.policy = f, policy
-        self.static_argnums, self.static_argnames = static_argnums, static_argnames
+        self.static_argnums, self.static_argnames = static_arguments(f, static_argnums, static_argnames)
         self._programs = dict[Any, tuple[Program, Any]]()
+        self._warned = set[str]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
@@ -105,15 +117,16 @@ class Rematerialized:
 
     def program(self, *args: Any, **kwargs: Any) -> tuple["Program", Any, list[Any]]:
         """Returns the traced program for these arguments, the structure of its result, and the array arguments."""
-        nums = {n % len(args) if args and n < 0 else n for n in self.static_argnums}
-        static = tuple((i, args[i]) for i in sorted(nums) if i < len(args))
-        static_kw = tuple((k, kwargs[k]) for k in sorted(self.static_argnames) if k in kwargs)
-        dynamic = tuple(x for i, x in enumerate(args) if i not in nums)
-        dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
-        leaves, in_tree = jax.tree.flatten((dynamic, dynamic_kw))
-        avals = tuple(_aval(leaf, self._f) for leaf in leaves)
-        types = tuple(type(value) for _, value in (*static, *static_kw))  # 1 == True, but they are two arguments
-        key = (in_tree, avals, static, static_kw, types, compat.trace_key())
+        positions, names = static_positions(self.static_argnums, len(args)), set(self.static_argnames)
+        given = split(args, kwargs, positions, names)
+        leaves, in_tree = jax.tree.flatten((given.traced, given.traced_by_name))
+        try:
+            avals = tuple(map(aval_of, leaves))
+        except TypeError:
+            raise no_array_error(self._f, args, kwargs, positions | names) from None
+        static = (given.static, given.static_by_name)
+        types = tuple(type(value) for part in static for _, value in part)  # 1 == True, but they are two arguments
+        key = (in_tree, avals, *static, types, compat.trace_key())
         try:
             found = self._programs.get(key)
         except TypeError as error:
@@ -121,44 +134,35 @@ class Rematerialized:
                 f"remat: static arguments must be hashable; {error}. Pass arrays as ordinary arguments."
             ) from None
         if found is None:
-            found, closes_over_arrays = self._trace(leaves, in_tree, static, static_kw)
+            try:
+                found, closes_over_arrays = self._trace(given)
+            except (TypeError, IndexError) as error:
+                if (flags := flag_error(self._f, self._trace, args, kwargs, positions, names)) is None:
+                    raise
+                raise flags from error
             if not closes_over_arrays:  # what is closed over may be another array at the next call
                 while len(self._programs) >= _CACHED_PROGRAMS:
                     self._programs.pop(next(iter(self._programs)))
                 self._programs[key] = found
         return *found, leaves
 
-    def _trace(
-        self, leaves: list[Any], in_tree: Any, static: Any, static_kw: Any
-    ) -> tuple[tuple["Program", Any], bool]:
+    def _trace(self, given: Split) -> tuple[tuple["Program", Any], bool]:
         out_tree: Any = None
+        leaves, in_tree = jax.tree.flatten((given.traced, given.traced_by_name))
 
         def flat(*leaves: Any) -> list[Any]:
             nonlocal out_tree
             dynamic, kwargs = jax.tree.unflatten(in_tree, leaves)
             args = list(dynamic)
-            for position, value in static:
+            for position, value in given.static:
                 args.insert(position, value)
-            outs, out_tree = jax.tree.flatten(self._f(*args, **kwargs, **dict(static_kw)))
+            outs, out_tree = jax.tree.flatten(self._f(*args, **kwargs, **dict(given.static_by_name)))
             return outs
 
         closed = jax.make_jaxpr(flat)(*leaves)
         check_effects(closed, self._f)
         function, closed_over = compat.hoisted(closed)
-        return (Program(function, closed_over, self.policy), out_tree), bool(closed_over)
-
-
-def _aval(leaf: Any, f: Callable[..., Any]) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    try:
-        return jax.typeof(leaf)
-    except TypeError:
-        name = getattr(f, "__name__", "f")
-        raise TypeError(
-            f"remat: arguments of {name} must be arrays, numbers or pytrees of them; got {type(leaf).__name__} ({leaf!r:.60}). "
-            "Name it in static_argnums or static_argnames, or close over it."
-        ) from None
+        return (Program(function, closed_over, self.policy, warned=self._warned), out_tree), bool(closed_over)
 
 
 def check_effects(closed: ClosedJaxpr, f: Callable[..., Any]) -> None:

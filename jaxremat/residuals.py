@@ -15,56 +15,19 @@ import jax.numpy as jnp
 
 from jaxremat import compat
 from jaxremat import policy as p
+from jaxremat.arguments import static_positions
 from jaxremat.choice import Choice
 from jaxremat.compat import Var
 from jaxremat.graph import CONSTANTS, Graph, Value, size_bytes
 from jaxremat.program import Cut, Program
 from jaxremat.remat import Rematerialized
-from jaxremat.text import human_bytes, table
-
-# The table shows recomputed values down to this part of the largest one.
-_SHOWN_FRACTION = 128
-
-Decision = Literal["stored", "offloaded", "recomputed", "free"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One value of the forward pass, or one input that the backward pass reads.
-
-    Attributes:
-        position: its number among the forward values, as `values:` policies count them; None for inputs.
-        op: the operation that made it, `input` for inputs.
-        path: the module path.
-        names: its tags.
-        source: file and line of the code that made it.
-        shape: its shape, the leading axis of a scan included.
-        dtype: its type.
-        size_bytes: its size; 0 for broadcast constants.
-        decision: stored or offloaded: kept for the backward pass; recomputed: computed again there; free: neither.
-        why: the reason.
-    """
-
-    position: int | None
-    op: str
-    path: str
-    names: tuple[str, ...]
-    source: str
-    shape: tuple[int, ...]
-    dtype: str
-    size_bytes: int
-    decision: Decision
-    why: str
-
-    @property
-    def kept_bytes(self) -> int:
-        """What the value occupies from the forward to the backward pass."""
-        return self.size_bytes if self.decision in ("stored", "offloaded") else 0
+from jaxremat.rows import Decision, Row, render
+from jaxremat.text import human_bytes
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """What is kept for the backward pass. Prints as a table; `to_json` gives all rows.
+    """What is kept for the backward pass. Prints as a table; `to_text(every_row=True)` and `to_json` give all rows.
 
     Attributes:
         policy: the policy that chose, `everything` for a function without one.
@@ -121,34 +84,31 @@ class Residuals:
         }
         return json.dumps(document)
 
-    def __str__(self) -> str:
-        limit = max((row.size_bytes for row in self.rows), default=0) // _SHOWN_FRACTION
-        shown = [r for r in self.rows if r.kept_bytes or (r.size_bytes > limit and r.decision != "free")]
-        left_out = sum(row.position is not None for row in self.rows) - len(shown)
-        body = [
-            (
-                "-" if row.position is None else str(row.position),
-                row.decision,
-                row.op,
-                row.path,
-                ",".join(row.names),
-                f"{row.dtype}[{','.join(map(str, row.shape))}]",
-                human_bytes(row.size_bytes),
-                row.source.rpartition("/")[2],
-                row.why,
-            )
-            for row in shown
-        ]
+    def to_text(self, every_row: bool = False) -> str:
+        """Returns the table that the ledger prints as, or with `every_row` one with a line for each value.
+
+        In the first, values that repeat from block to block share a line, and small and free ones are left out.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, jaxremat
+            >>> def loss(w, x):
+            ...     for i in range(4):
+            ...         with jax.named_scope(f"block_{i}"):
+            ...             x = jnp.sin(x @ w)
+            ...     return x.sum()
+            >>> ledger = jaxremat.residuals(jaxremat.remat(loss, "dots"), jnp.ones((8, 8)), jnp.ones((2, 8)))
+            >>> [line.split()[1:5] for line in ledger.to_text().splitlines() if "stored" in line]
+            [['4', 'stored', 'dot', 'block_*']]
+            >>> [line.split()[1:4] for line in ledger.to_text(every_row=True).splitlines() if "stored" in line][:2]
+            [['stored', 'dot', 'block_0'], ['stored', 'dot', 'block_1']]
+        """
         title = f"Residuals under {self.policy} (from the trace): {human_bytes(self.total_bytes)} kept"
         title += f", {human_bytes(self.host_bytes)} of it in host memory" if self.host_bytes else ""
         matched = ", ".join(f"{selector} {count}" for selector, count in self.matches.items())
-        lines = [
-            title,
-            table(("#", "decision", "op", "path", "name", "value", "bytes", "source", "why"), body, right=(0, 6)),
-        ]
-        if left_out:
-            lines.append(f"{left_out} values that are small, or free, are not shown; to_json has them all.")
-        return "\n".join([*lines, f"Matches: {matched}"] if matched else lines)
+        return "\n".join([title, render(self.rows, every_row), *([f"Matches: {matched}"] if matched else ())])
+
+    def __str__(self) -> str:
+        return self.to_text()
 
 
 def residuals(f: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Residuals:
@@ -180,7 +140,7 @@ def residuals(f: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 
     """
     function = f if isinstance(f, Rematerialized) else Rematerialized(f, p.Everything(), (), ())
     program, _, _ = function.program(*args, **kwargs)
-    return ledger(program.cut(_perturbed(function, program, args, kwargs, argnums)))
+    return ledger(program.cut(perturbed_inputs(function, program, args, kwargs, argnums)))
 
 
 def ledger(cut: Cut) -> Residuals:
@@ -195,16 +155,21 @@ def ledger(cut: Cut) -> Residuals:
     return Residuals(str(choice.policy), rows, cut.matches)
 
 
-def _perturbed(
+def perturbed_inputs(
     function: Rematerialized,
     program: Program,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     argnums: int | Sequence[int],
 ) -> tuple[bool, ...]:
+    """Returns for every input of a traced function whether `argnums` ask for its gradient.
+
+    Raises:
+        TypeError: they name nothing that can be differentiated.
+    """
     asked = {argnums} if isinstance(argnums, int) else set(argnums)
     asked = {n % len(args) if args else n for n in asked}
-    static = {n % len(args) if args else n for n in function.static_argnums}
+    static = static_positions(function.static_argnums, len(args))
     flags = [False] * len(program.closed_over)
     for position, arg in enumerate(args):
         if position not in static:

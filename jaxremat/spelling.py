@@ -88,8 +88,13 @@ def parse(text: str | Policy) -> Policy:
             "'dots', 'names:h' or 'nothing'."
         )
     parts = [part.strip() for part in text.split("+")]
-    if not all(parts):
+    if not any(parts):
         raise PolicyError(f"{text!r}: empty policy.\n{GRAMMAR}")
+    if not all(parts):
+        raise PolicyError(
+            f"{text!r}: a + stands between two policies, and here one of them is missing; write "
+            f"{'+'.join(filter(None, parts))!r}, or add the other."
+        )
     return union(*map(_parse_part, parts))
 
 
@@ -104,7 +109,7 @@ def _parse_part(text: str) -> Policy:
         "ops": lambda: Ops(tuple(_parse_rule(rule) for rule in _split(rest))),
         "paths": lambda: Paths(tuple(_split(rest))),
         "segments": lambda: Segments(_parse_count(rest)),
-        "values": lambda: Values(tuple(_parse_position(i) for i in _split(rest))),
+        "values": lambda: _parse_values(rest),
         "offload": lambda: Offload(_parse_part(rest)),
         "budget": lambda: Budget(_parse_amount(rest)),
     }
@@ -143,6 +148,11 @@ def _parse_count(text: str) -> int | None:
     if not re.fullmatch(r"-?\d+", text):
         raise PolicyError(f"segments: needs a number or sqrt; got {text!r}.{did_you_mean(text, ['sqrt'])}")
     return int(text)
+
+
+def _parse_values(text: str) -> Values:
+    positions, _, program = text.partition("@")
+    return Values(tuple(_parse_position(i) for i in _split(positions)), program)
 
 
 def _parse_position(text: str) -> int:

@@ -4,7 +4,7 @@ XLA's compilers for NVIDIA GPUs and for TPUs run on any Linux machine. They come
 exactly JAX's version; no driver is needed, and of the CUDA toolkit only the assembler, which has a wheel of its own.
 
 The figures of the GPUs are those of OpenXLA's target specifications (`xla/backends/gpu/target_config/specs`); the
-memory of the TPUs is that of Google Cloud's documentation.
+memory and the rates of the TPUs are those of Google Cloud's documentation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class Target:
     """A chip, or several, that programs can be compiled for.
 
     Attributes:
-        name: as it was asked for: `local`, `h100`, `h100:4`, `v5e:2x2`.
+        name: as it was asked for, in lower case: `local`, `h100`, `h100:4`, `v5e:2x2`.
         kind: "local", "gpu" or "tpu".
         chips: how many; programs must be sharded over exactly as many. 0 for `local`: as many as the program says.
         memory_bytes: of one chip; for `local` what JAX may use, or the machine's memory; None where it is unknown.
         available: whether `jaxremat.cost` can compile for it here.
         remedy: what to do where it is not available (mostly an install command), else an empty string.
         specification: what the compiler is told: a GPU's target config, or a TPU's topology name.
+        flops_per_second: of one chip at best; of GPUs in float32 without tensor cores, of TPUs in bfloat16. None for `local`.
+        bytes_per_second: of one chip's memory. None for `local`.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Target:
     available: bool
     remedy: str
     specification: str
+    flops_per_second: float | None = None
+    bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,10 @@ _GPUS = {
     "h200": _Gpu("NVIDIA H200", 151397597184, 4800000000000, 132, 128, 1.98, 52428800, (9, 0), 233472, 232448),
     "b200": _Gpu("NVIDIA B200", 191514411008, 7672320000000, 148, 128, 1.965, 132644864, (10, 0), 233472, 232448),
 }
-_TPUS = {"v4": ("2x2x1", 32), "v5e": ("2x2", 16), "v5p": ("2x2x1", 95), "v6e": ("2x2", 32)}  # one host; GiB a chip
+_TPUS = {  # the chips of one host; GiB, FLOP/s and B/s of one chip
+    "v4": ("2x2x1", 32, 275e12, 1228e9), "v5e": ("2x2", 16, 197e12, 819e9),
+    "v5p": ("2x2x1", 95, 459e12, 2765e9), "v6e": ("2x2", 32, 918e12, 1640e9),
+}
 # fmt: on
 _NAMES = ("local", *_TPUS, *_GPUS)
 
@@ -127,17 +134,18 @@ def targets() -> Targets:
 
 
 def find_target(name: str) -> Target:
-    """Returns the target of a name such as `local`, `h100`, `h100:4` or `v5e:2x2`, available here or not.
+    """Returns the target of a name such as `local`, `h100`, `h100:4` or `v5e:2x2` in any case, available here or not.
 
     Raises:
         TargetError: no such target, or no such topology.
     """
     if not isinstance(name, str):
         raise TargetError(f"target: a name such as 'local' or 'h100' is required; got {name!r}.")
+    asked, name = name, name.lower()
     base, colon, suffix = name.partition(":")
     if base not in _NAMES:
         raise TargetError(
-            f"target: {name!r} does not exist.{did_you_mean(base.lower(), _NAMES)} There are {', '.join(_NAMES)}, and several "
+            f"target: {asked!r} does not exist.{did_you_mean(base, _NAMES)} There are {', '.join(_NAMES)}, and several "
             f"chips as h100:4 or v5e:2x2.{_how_to_get_more()}"
         )
     if base == "local":
@@ -156,11 +164,25 @@ def find_target(name: str) -> Target:
     if kind == "gpu":
         gpu = _GPUS[base]
         chips = _gpu_chips(name, suffix) if colon else 1
-        return replace(target, chips=chips, memory_bytes=gpu.memory_bytes, specification=_target_config(gpu))
-    topology, gib = _TPUS[base]
+        return replace(
+            target,
+            chips=chips,
+            memory_bytes=gpu.memory_bytes,
+            specification=_target_config(gpu),
+            flops_per_second=2 * gpu.cores * gpu.fpus_per_core * gpu.clock_ghz * 1e9,
+            bytes_per_second=gpu.bandwidth,
+        )
+    topology, gib, flops_per_second, bytes_per_second = _TPUS[base]
     shape = _tpu_shape(name, suffix, dims=topology.count("x") + 1) if colon else topology
     chips = _product(shape) if colon else 1
-    return replace(target, chips=chips, memory_bytes=gib * 2**30, specification=f"{base}:{shape}")
+    return replace(
+        target,
+        chips=chips,
+        memory_bytes=gib * 2**30,
+        specification=f"{base}:{shape}",
+        flops_per_second=flops_per_second,
+        bytes_per_second=bytes_per_second,
+    )
 
 
 def missing_package(kind: str) -> str:

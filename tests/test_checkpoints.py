@@ -14,7 +14,7 @@ from experiments.checkpoints import NoCheckpoints, OrbaxCheckpoints, digest
 from experiments.config import Config
 from experiments.errors import ExperimentError
 from experiments.loop import run
-from experiments.program import build_program
+from experiments.program import apply_policy, build_program
 from experiments.progress import Silent
 from experiments.training import TrainState
 
@@ -164,7 +164,7 @@ def program():
     """Five steps an epoch, three epochs."""
     config = Config(data="sample", batch_size=200, epochs=3)
     over = devices.all_devices()
-    return config, over, build_program(config, data.load("sample"), over)
+    return config, over, build_program(config, apply_policy(config, 10), data.load("sample"), over)
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(program, tmp_path):

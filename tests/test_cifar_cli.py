@@ -1,12 +1,14 @@
 import json
 import os
+import warnings
 from pathlib import Path
 
 import jax
 import pytest
 from rich.console import Console
 
-from experiments import cifar, data, records
+import jaxremat
+from experiments import cifar, data, devices, records
 from experiments.config import Config
 from experiments.errors import ExperimentError
 from experiments.progress import Bar, Extent, Lines, choose_display
@@ -134,6 +136,46 @@ def test_a_policy_that_fits_some_blocks_only(capsys):
     # Two blocks of net have convolutions, its head has none.
     assert status([*SHORT, "--policy=names:conv_out", "--regions=block"]) == 2
     assert "--regions net applies it to the whole loss" in capsys.readouterr().err
+
+
+# What is found out without the data set, which nobody should download first.
+REFUSED_BEFORE_DATA = {
+    "tag": (["--policy=names:conv_outt"], "Did you mean 'conv_out'"),
+    "operation": (["--policy=dots+ops:convv=store"], "Did you mean 'conv'"),
+    "path": (["--policy=paths:blok1"], "Did you mean 'block1'"),
+    "tag of a block": (["--policy=names:conv_out", "--regions=block"], "--regions net applies it to the whole loss"),
+    "segments": (["--policy=segments:999"], "at most"),
+    "batch larger than the data": (["--batch-size=50002"], "number of training images, 50000; got 50002"),
+    "batch that does not divide": (["--batch-size=50"], "--batch-size must be a multiple of the 3 devices; got 50"),
+    "out in no directory": (["--out=/nowhere/at/all.jsonl"], "--out must name a file that can be written"),
+    "checkpoints in a file": (["--checkpoint-dir=/dev/null/x"], "--checkpoint-dir must be a directory"),
+}
+
+
+@pytest.mark.parametrize(("argv", "message"), REFUSED_BEFORE_DATA.values(), ids=REFUSED_BEFORE_DATA.keys())
+def test_refused_before_the_data_set_is_fetched(argv, message, capsys, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the data set was fetched"))
+    if "3 devices" in message:
+        monkeypatch.setattr(devices, "all_devices", lambda: devices.absent_devices(3))
+    assert status(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert message in err
+
+
+def test_a_refused_policy_leaves_no_directory(tmp_path, capsys):
+    assert status([*SHORT, "--policy=segments:999", f"--checkpoint-dir={tmp_path / 'a' / 'b'}"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wasteful_policy_is_warned_of_once(capsys):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert cifar.main([*SHORT, "--max-steps=1", "--policy=nothing", "--regions=net"]) == 0
+    (warning,) = [w for w in caught if issubclass(w.category, jaxremat.RematWarning)]
+    assert "the wrapped function returns a scalar" in str(warning.message)
+    assert Path(warning.filename).parent.name == "experiments"  # not a line of JAX or of the library
 
 
 def test_a_file_that_cannot_be_written_is_found_before_training(tmp_path, capsys, monkeypatch):

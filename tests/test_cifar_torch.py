@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason='needs PyTorch: pip install "torch==2.13.0"')
 
-from experiments import cifar, cifar_torch  # noqa: E402
+from experiments import cifar, cifar_torch, data  # noqa: E402
 
 SHORT = ["--data=sample", "--batch-size=50", "--max-steps=3"]
 
@@ -88,6 +88,24 @@ def test_bad_input_is_one_message_and_status_2(argv, message, capsys):
     assert message in err
     assert "Traceback" not in err
     assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--policy=names:conv_outt"], "Did you mean 'conv_out'"),
+        (["--policy=ops:conv=offload"], "PyTorch cannot express ops:conv=offload"),
+        (["--policy=segments:999"], "at most"),
+        (["--policy=budget:1MiB", "--regions=block"], "use --regions net or auto"),
+        (["--batch-size=50001"], "number of training images, 50000; got 50001"),
+        (["--out=/nowhere/at/all.jsonl"], "--out must name a file that can be written"),
+        (["--checkpoint-dir=/dev/null/x"], "--checkpoint-dir must be a directory"),
+    ],
+)
+def test_refused_before_the_data_set_is_fetched(argv, message, capsys, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the data set was fetched"))
+    assert status(argv) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_without_pytorch_the_install_line_is_said(capsys, monkeypatch):

@@ -137,7 +137,7 @@ def test_the_table_of_a_small_net(capsys, tmp_path):
 def test_what_is_compiled_is_what_training_compiles():
     """The dry run's shapes are those of the arrays and state that a run makes."""
     config = Config(model="net", data="sample", batch_size=50)
-    parts = program.describe(config, 1000, 10, absent_devices(1))
+    parts = program.describe(config, program.apply_policy(config, 10), 1000, absent_devices(1))
     state = jax.eval_shape(parts.init)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), parts.state
@@ -206,7 +206,7 @@ def rows_of(capsys):
 def test_a_missing_compiler_is_a_row_and_the_rest_goes_on(monkeypatch, capsys):
     pretend(monkeypatch, gpu="", tpu="pip install the-tpu-compiler")
     costs(monkeypatch, lambda batch, target: GIB)
-    assert status(["--policy=dots", "--target=v5e,h100"]) == 0
+    assert status(["--policy=dots", "--target=v5e,H100,h100"]) == 0
     rows, out, err = rows_of(capsys)
     assert [(row["target"], row["policy"], row["peak_bytes"]) for row in rows] == [
         ("v5e", None, None),

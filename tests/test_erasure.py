@@ -10,7 +10,7 @@ W, X = jnp.ones((64, 64)), jnp.ones((32, 64))
 
 
 def layer(w, x):
-    return jnp.tanh(jnp.tanh(x @ w) @ w)
+    return jnp.tanh(jnp.tanh(jaxremat.name(x @ w, "h")) @ w)
 
 
 def loss(w, x, policy="nothing"):
@@ -37,6 +37,17 @@ def test_erased():
     # Forward 6 products; backward 3 x (2 recomputed + 2 for w + 2 for x), less the one for the first x: 6 + 17.
     assert "erased 6 of the 23 matrix products" in message
     assert "compiler_options=jaxremat.compiler_options()" in message
+
+
+@pytest.mark.skipif(not jaxremat.compiler_options(), reason="this compiler keeps rematerialization by itself")
+@pytest.mark.filterwarnings("ignore::jaxremat.RematWarning")
+def test_erased_beside_offloading():
+    message = verdict({}, "offload:names:h")
+    assert message is not None
+    # The first product of each layer is offloaded; the second is recomputed for its tanh.
+    assert "erased 3 of the 20 matrix products" in message
+    assert "saves no memory" not in message
+    assert "what it stores or offloads is not concerned" in message
 
 
 def test_no_gates_no_verdict():

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from ops_cases import QUICK
@@ -136,3 +137,30 @@ def test_nnx_dropout():
 def test_integers_are_a_clear_error(module):
     with pytest.raises(TypeError, match="floating-point"):
         module.init({"params": jax.random.key(0), "dropout": QUICK}, jnp.ones((2, 4), jnp.int32))
+
+
+class Mixed(nn.Module):
+    """Modules of Flax, of this package, and operations of both, each on a line of its own."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(8)(x)
+        x = nn.BatchNorm(use_running_average=False)(x)
+        x = jaxremat.flax.BatchNorm(use_running_average=False)(x)
+        x = jaxremat.ops.gelu(x)
+        return optax.huber_loss(nn.softmax(x))
+
+
+def test_the_ledger_shows_the_line_of_the_user():
+    net = Mixed()
+    variables = net.init(jax.random.key(0), X)
+
+    def loss(params, x):
+        return net.apply(variables | {"params": params}, x, mutable=["batch_stats"])[0].mean()
+
+    rows = jaxremat.residuals(jaxremat.remat(loss, "dots"), variables["params"], X).rows
+    assert {row.source.rpartition(":")[0] for row in rows if row.op != "input"} == {__file__}
+    first = Mixed.__call__.__wrapped__.__code__.co_firstlineno
+    lines = {op: {int(row.source.rpartition(":")[2]) - first for row in rows if row.op == op} for op in ("dot", "gelu")}
+    assert lines == {"dot": {2}, "gelu": {5}}
+    assert {int(row.source.rpartition(":")[2]) - first for row in rows if row.op == "batch_norm"} == {3, 4}

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import jaxremat
+from jaxremat.compat import private_cpu_device
 
 W = jnp.eye(32)
 X = jnp.ones((16, 32))
@@ -95,3 +96,58 @@ def test_warned_once_per_shapes():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.grad(g)(W, X)
+
+
+def caught_of(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [w for w in caught if issubclass(w.category, jaxremat.RematWarning)]
+
+
+def test_a_warning_points_at_the_line_that_called():
+    g = jaxremat.remat(deep, "nothing")
+    step = jax.jit(jax.value_and_grad(g))
+    first_line = test_a_warning_points_at_the_line_that_called.__code__.co_firstlineno
+    for call in (lambda: step(W, X), lambda: jax.grad(jaxremat.remat(deep, "nothing"))(W, X)):
+        (warning,) = caught_of(call)
+        assert warning.filename == __file__
+        assert first_line + 4 == warning.lineno
+
+
+def test_a_warning_is_given_once_per_function_however_often_it_is_traced():
+    g = jaxremat.remat(deep, "nothing")
+    shapes = jax.ShapeDtypeStruct(W.shape, W.dtype), jax.ShapeDtypeStruct(X.shape, X.dtype)
+
+    def ledger_and_step():
+        jaxremat.residuals(g, *shapes)
+        jax.jit(jax.grad(g)).lower(W, X)
+        jax.grad(g)(W, jnp.ones((2, 32)))
+
+    assert len(caught_of(ledger_and_step)) == 1
+
+
+def scanned(w, x):
+    return jax.lax.scan(lambda x, _: (jnp.tanh(jaxremat.name(x @ w, "h")), None), x, None, length=3)[0].sum()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere host memory is another one")
+@pytest.mark.parametrize(
+    ("f", "policy"),
+    [(rectified, "offload:names:before"), (rectified, "ops:dot=offload,*=recompute"), (scanned, "offload:names:h")],
+)
+def test_offloading_on_a_cpu_is_said_to_save_nothing(f, policy):
+    (said,) = messages(f, policy, W, X)
+    assert said.startswith(f"{policy}: this runs on a CPU, whose memory is the host's")
+    assert "nothing is saved" in said
+
+
+@pytest.mark.parametrize("policy", ["names:before", "dots"])
+def test_what_stores_is_not_said_to_offload(policy):
+    assert not [said for said in messages(rectified, policy, W, X) if "offloaded" in said]
+
+
+def test_offloading_is_not_warned_of_for_a_chip_that_is_compiled_for():
+    step = jax.value_and_grad(jaxremat.remat(rectified, "offload:names:before"))
+    with jax.default_device(private_cpu_device()):  # as jaxremat.cost traces for chips that are not here
+        assert not caught_of(lambda: jax.jit(step).trace(W, X))

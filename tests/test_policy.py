@@ -123,10 +123,11 @@ def test_ambiguous_words(word):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("dots+", "a + stands between two policies, and here one of them is missing; write 'dots'"),
+        ("+names:a++dots", "write 'names:a+dots'"),
         ("dotz", "Did you mean 'dots'"),
         ("dotz", "budget:SIZE"),  # the grammar
         ("", "empty"),
-        ("dots+", "empty"),
         ("names:", "needs an argument"),
         ("names:a,,b", "without blanks"),
         ("names:a b", "without blanks"),

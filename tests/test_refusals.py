@@ -28,11 +28,35 @@ def refused(error, policy, *fragments, f=network, args=None):
         ("names:h0+names:zzz", ["'names:zzz' matches no value"]),
         ("values:100000", ["forward values, 0 to", "100000", "jaxremat.residuals"]),
         ("segments:900", ["at most", "segments:sqrt"]),
-        ("budget:2GiB", ["budget", "planner", "segments:sqrt"]),
+        ("budget:2GiB", ["what is stored", "only says how much", "jaxremat.plan(f, *args, budget='2GiB')"]),
+        ("values:3@0123abcd", ["made for the program 0123abcd", "Plan again"]),
     ],
 )
 def test_policies_that_cannot_apply(policy, fragments):
     refused(jaxremat.PolicyError, policy, *fragments)
+
+
+def message_of(policy):
+    with pytest.raises(jaxremat.PolicyError) as caught:
+        jax.grad(jaxremat.remat(network, policy))(weights(), data())
+    return str(caught.value)
+
+
+def test_a_selector_that_fits_nothing_is_said_once():
+    assert message_of("names:hh0").startswith("'names:hh0' matches no value of the wrapped function.")
+    assert message_of("names:hh0").count("hh0") == 1
+    # Of several, the message says which.
+    assert message_of("names:h0,hh0").startswith("names:h0,hh0: 'names:hh0' matches")
+
+
+def test_what_was_refused_is_not_suggested():
+    # An operation of the field that the network does not have; the message lists those that it has.
+    assert "Did you mean" not in message_of("ops:gelu=store")
+    # A primitive that it does not have is an operation, too.
+    assert "No operation has this name" not in message_of("ops:sin=store")
+    said = message_of("ops:dot=store,dot_general=recompute")
+    assert "'ops:dot_general' decides no value, as rules before it fit all that it fits" in said
+    assert "Did you mean" not in said
 
 
 def test_a_selector_that_fits_no_value_of_a_scan_either():

@@ -51,6 +51,7 @@ def test_two_layers(policy, kept, by_op):
     assert report.host_bytes == 0
 
 
+@pytest.mark.filterwarnings("ignore::jaxremat.RematWarning")
 def test_offloaded_bytes_are_host_bytes():
     report = jaxremat.residuals(jaxremat.remat(two_layers, "offload:names:h"), *ARGS)
     assert (report.total_bytes, report.host_bytes) == (2048, 2048)
@@ -172,6 +173,50 @@ def test_table():
     assert "stored" in text
     assert "test_residuals.py:" in text
     assert "Matches: names:h 1" in text
+
+
+def blocks(w, x):
+    """Four blocks of a product, tagged, and a sine; the last product is not tagged."""
+    for i in range(4):
+        with jax.named_scope(f"net/block_{i}"):
+            h = x @ w
+            x = jnp.sin(jaxremat.name(h, f"h{i}") if i < 3 else h)
+    return x.sum()
+
+
+def lines_of(text, word):
+    return [line for line in text.splitlines() if word in line.split()]
+
+
+def test_repeated_blocks_share_a_line():
+    report = jaxremat.residuals(jaxremat.remat(blocks, "dots"), *ARGS)
+    products = [row for row in report.rows if row.op == "dot"]
+    first, last = lines_of(str(report), "stored")
+    assert first.split()[:9] == [
+        f"{products[0].position}…{products[2].position}", "3", "stored", "dot", "net/block_*", "h*", "float32[32,16]", "6.0", "KiB"
+    ]  # fmt: skip
+    # What has no tag stands by itself.
+    assert last.split()[:4] == [str(products[3].position), "stored", "dot", "net/block_3"]
+    assert "A line of n values stands for all of them" in str(report)
+
+
+def test_every_row():
+    report = jaxremat.residuals(jaxremat.remat(blocks, "dots"), *ARGS)
+    text = report.to_text(every_row=True)
+    assert [line.split()[3] for line in lines_of(text, "stored")] == [f"net/block_{i}" for i in range(4)]
+    assert [line.split()[4] for line in lines_of(text, "stored")][:3] == ["h0", "h1", "h2"]
+    # Title, header, rule, a line for each row, matches.
+    assert len(text.splitlines()) == 3 + len(report.rows) + 1
+    assert len(json.loads(report.to_json())["rows"]) == len(report.rows)
+
+
+def test_lines_of_several_sources_are_not_merged():
+    def f(w, x):
+        x = jnp.sin(x @ w)
+        x = jnp.sin(x @ w)
+        return x.sum()
+
+    assert len(lines_of(str(jaxremat.residuals(jaxremat.remat(f, "dots"), *ARGS)), "stored")) == 2
 
 
 def test_json():

@@ -53,6 +53,13 @@ def test_suffixes(name, chips):
     assert jaxremat.targets()[name].chips == chips
 
 
+@pytest.mark.parametrize(("asked", "name"), [("H100", "h100"), ("Local", "local"), ("V5E:2X4", "v5e:2x4")])
+def test_names_in_any_case(asked, name):
+    assert asked in jaxremat.targets()
+    assert jaxremat.targets()[asked] == jaxremat.targets()[name]
+    assert jaxremat.targets()[asked].name == name
+
+
 def test_nothing_installed_names_the_exact_commands(installed, monkeypatch):
     installed()
     monkeypatch.setattr(module.sys, "version_info", (3, 11, 7))
@@ -115,7 +122,6 @@ def test_version_of_libtpu(version, wanted, fits):
 BAD_NAMES = {
     "h1000": "Did you mean 'h100'.*There are local, v4",
     "": "does not exist",
-    "V5E": "does not exist. Did you mean 'v5e'",
     "h100:": "several GPUs are a number, as in h100:4",
     "h100:0": "several GPUs are a number",
     "h100:2x2": "several GPUs are a number",

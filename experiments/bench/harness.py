@@ -28,7 +28,7 @@ from experiments.checkpoints import NoCheckpoints
 from experiments.config import Config
 from experiments.errors import ExperimentError
 from experiments.models import ModelName, build
-from experiments.program import build_program, step_options
+from experiments.program import apply_policy, build_program, step_options
 from experiments.training import AUGMENTED, make_loss, make_optimizer, make_step
 from jaxremat import PolicyError, parse
 
@@ -49,7 +49,8 @@ def measure(options: Options) -> dict[str, float]:
     config = Config(policy=options.policy, model=options.model, batch_size=options.batch_size, data="sample")
     over, dataset = devices.all_devices(), data.load("sample")
     devices.check_batch(config.batch_size, over, len(dataset.train_labels))
-    program = build_program(config, dataset, over)
+    applied = apply_policy(config, len(dataset.classes))
+    program = build_program(config, applied, dataset, over)
     per_epoch = program.steps_per_epoch
     order = epoch_order(0, 0, len(dataset.train_labels))[: per_epoch * config.batch_size]
     order = order.reshape(per_epoch, config.batch_size)
@@ -58,11 +59,11 @@ def measure(options: Options) -> dict[str, float]:
     model = build(
         config.model,
         classes=len(dataset.classes),
-        wrap_block=policies.block_wrapper(parse(config.policy), program.regions),
+        wrap_block=policies.block_wrapper(parse(config.policy), applied.regions),
     )
     bare_step = jax.jit(
         make_step(
-            policies.wrap_loss(make_loss(model), parse(config.policy), program.regions),
+            policies.wrap_loss(make_loss(model), parse(config.policy), applied.regions),
             make_optimizer(config.learning_rate, config.epochs * per_epoch),
             seed=config.seed,
             augmented=AUGMENTED[config.model],

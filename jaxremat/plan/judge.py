@@ -1,0 +1,84 @@
+"""`Judge`: what the target's compiler says of candidates, each asked once; or, without a compiler, what the model says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxremat import policy as p
+from jaxremat.cost import cost
+from jaxremat.errors import CompileError
+from jaxremat.plan.search import Candidate
+from jaxremat.remat import remat
+
+Step = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A candidate with its peak.
+
+    `peak_bytes` is the compiler's, and where none was asked the model's. `argument_bytes` is what the program reads.
+    """
+
+    candidate: Candidate
+    peak_bytes: int
+    argument_bytes: int | None
+
+
+class Judge:
+    """Compiles a step under policies.
+
+    Args:
+        loss: the function that is wrapped.
+        step: from a loss to the step and its arguments; None for the value and gradient of the loss.
+        args, kwargs: of the loss.
+        argnums: what is differentiated.
+        target: whose compiler; None asks none.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        step: Step | None,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        argnums: int | Sequence[int],
+        target: str | None,
+    ) -> None:
+        self._loss, self._step, self._args, self._kwargs = loss, step, args, kwargs
+        self._argnums, self._target = argnums, target
+        self.verdicts = dict[p.Policy, Verdict]()
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a compiler is asked."""
+        return self._target is not None
+
+    def ask(self, candidate: Candidate) -> Verdict:
+        """Returns the peak of a candidate.
+
+        Raises:
+            CompileError: the compiler refused the program for another reason than its memory.
+        """
+        if candidate.policy not in self.verdicts:
+            self.verdicts[candidate.policy] = self._compiled(candidate)
+        return self.verdicts[candidate.policy]
+
+    def _compiled(self, candidate: Candidate) -> Verdict:
+        if self._target is None:
+            return Verdict(candidate, candidate.predicted_bytes, None)
+        loss = remat(self._loss, candidate.policy)
+        if self._step is None:
+            argnums = self._argnums if isinstance(self._argnums, int) else tuple(self._argnums)
+            step, args, kwargs = jax.value_and_grad(loss, argnums), self._args, self._kwargs
+        else:
+            (step, args), kwargs = self._step(loss), {}
+        try:
+            found = cost(step, *args, target=self._target, **kwargs)
+        except CompileError as error:
+            if error.wanted_bytes is None:
+                raise
+            return Verdict(candidate, error.wanted_bytes, None)
+        return Verdict(candidate, found.peak_bytes, found.argument_bytes)

@@ -1,0 +1,196 @@
+"""`Operations`: a graph as the planner sees it: numbered values with sizes, and operations with costs.
+
+Views, tags and broadcast constants are no values here: who reads one reads what it shows, or nothing. Neither are small
+values, which are always stored, and inputs, which are there anyway. What is left is few enough to search.
+
+An operation is *fused* where compilers compute it inside of its reader, element by element, and never write its result to
+memory unless somebody needs all of it: a convolution, a matrix product, the caller. That makes the difference between
+the bytes that autodiff keeps and those that a compiler allots.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jaxremat.choice import small_worth_storing
+from jaxremat.compat import JaxprEqn, Var
+from jaxremat.flops import FlopCount, count_equation
+from jaxremat.graph import CONSTANTS, Graph, size_bytes
+
+# Equations that compilers compute element by element inside of their readers.
+_FUSED = frozenset(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil clamp
+    convert_element_type copy copy_p cos cosh custom_jvp_call div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt
+    integer_pow imag iota is_finite le log log1p logistic lt max min mul name ne neg nextafter not or pad pow
+    random_bits random_unwrap random_wrap real rem reduce_precision reshape rev round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh slice sqrt square squeeze stop_gradient sub tan tanh
+    threefry2x32 transpose xor""".split()  # noqa: SIM905
+)
+# They read element by element what they fold, and write their result.
+_REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"))
+
+_PRODUCTS = frozenset(("mul", "square", "integer_pow"))
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One equation, large values only.
+
+    Attributes:
+        reads: the values that it reads, by number.
+        writes: the values that it makes.
+        is_fused: it is computed inside of its readers, unless one of them needs its whole result.
+        needs_whole: it reads whole arrays from memory, as a convolution does.
+        contraction_flops: of convolutions and matrix products, bodies of loops times their length.
+        elementwise_flops: of all else.
+        moved_bytes: what it reads and writes when it runs by itself, small values and inputs included.
+        is_product: it multiplies element by element.
+        multiplies: it is a reduction; one that needs whole arrays multiplies them itself.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    is_fused: bool
+    needs_whole: bool
+    contraction_flops: int
+    elementwise_flops: int
+    moved_bytes: int
+    is_product: bool = False
+    multiplies: bool = False
+
+    @property
+    def flops(self) -> int:
+        """All operations."""
+        return self.contraction_flops + self.elementwise_flops
+
+
+class Operations:
+    """A graph's forward and backward pass over numbered values.
+
+    Args:
+        graph: the graph.
+        fuses_reductions: whether the compiler computes inside of a reduction what it folds. XLA:CPU does so only where
+            the innermost axes alone are folded.
+
+    Attributes:
+        graph: the graph.
+        variables: for every number the variable; forward values first.
+        sizes: for every number the bytes.
+        forward: for every forward equation its operation.
+        backward: for every backward equation its operation.
+        forward_values: how many of the numbers are forward values.
+    """
+
+    def __init__(self, graph: Graph, fuses_reductions: bool = True) -> None:
+        self.graph = graph
+        self._fuses_reductions = fuses_reductions
+        self.variables = list[Var]()
+        self.sizes = list[int]()
+        self._number = dict[Var, int]()
+        self.small = small_worth_storing(graph)
+        for value in graph.values:
+            if graph.root(value.var) is value.var and value.size_bytes > graph.small_bytes:
+                self._add(value.var, value.size_bytes)
+        self.forward_values = len(self.variables)
+        self._shown = dict[Var, int]()  # views in the backward pass
+        self.forward = [self._operation(eqn, forward=True) for eqn in graph.forward]
+        for eqn in graph.backward:
+            for var in eqn.outvars:
+                size = size_bytes(var.aval)
+                if size > graph.small_bytes and not (eqn.primitive.name in CONSTANTS and size > _read_bytes(eqn)):
+                    self._add(var, size)
+        self.backward = [self._operation(eqn, forward=False) for eqn in graph.backward]
+
+    def _add(self, var: Var, size: int) -> None:
+        self._number[var] = len(self.variables)
+        self.variables.append(var)
+        self.sizes.append(size)
+
+    def number(self, var: Var) -> int | None:
+        """Returns the number of the value that a variable is or shows; None for inputs and for what is small."""
+        root = self.graph.root(var)
+        return self._number.get(root) if isinstance(root, Var) else None
+
+    def _operation(self, eqn: JaxprEqn, forward: bool) -> Operation:
+        reads = [n for v in eqn.invars if isinstance(v, Var) and (n := self.number(v)) is not None]
+        writes = [self._number[v] for v in eqn.outvars if v in self._number]
+        name = eqn.primitive.name
+        if not writes and not reads:
+            return Operation((), (), True, False, 0, 0, 0)
+        count = count_equation(eqn)
+        moved = _read_bytes(eqn) + sum(size_bytes(v.aval) for v in eqn.outvars)
+        fused = name in _FUSED
+        return Operation(
+            tuple(dict.fromkeys(reads)),
+            tuple(writes),
+            fused,
+            not fused and not (name in _REDUCTIONS and (self._fuses_reductions or _folds_rows(eqn))),
+            count.dot_flops + count.conv_flops,
+            count.elementwise_flops,
+            moved,
+            name in _PRODUCTS,
+            name in _REDUCTIONS,
+        )
+
+    @cached_property
+    def maker(self) -> list[int]:
+        """For every forward value the position of the operation that makes it."""
+        makers = [0] * self.forward_values
+        for position, operation in enumerate(self.forward):
+            for number in operation.writes:
+                makers[number] = position
+        return makers
+
+    @cached_property
+    def place(self) -> list[int]:
+        """For every forward value the position of the operation by which it can be there.
+
+        That is its maker, but for values that only derivative rules make, such as masks: JAX emits them behind the
+        operation whose derivative they serve, while they can be made as soon as what they read is there.
+        """
+        places = list[int]()
+        for position in self.maker:
+            read = [] if position in self.graph.primal else [places[n] for n in self.forward[position].reads]
+            places.append(max(read, default=position))
+        return places
+
+    @cached_property
+    def read_backward(self) -> tuple[int, ...]:
+        """The forward values that the backward pass reads."""
+        read = dict.fromkeys(n for op in self.backward for n in op.reads if n < self.forward_values)
+        return tuple(read)
+
+    @cached_property
+    def crossing(self) -> list[tuple[int, ...]]:
+        """For every place behind a forward operation, the values that later operations of the outputs still read."""
+        last = dict[int, int]()
+        for position in sorted(self.graph.primal):
+            for number in self.forward[position].reads:
+                last[number] = position
+        alive = list[int]()
+        places = list[tuple[int, ...]]()
+        for position, operation in enumerate(self.forward):
+            if position in self.graph.primal:
+                alive += operation.writes
+            alive = [n for n in alive if last.get(n, -1) > position]
+            places.append(tuple(alive))
+        return places
+
+    @cached_property
+    def forward_count(self) -> FlopCount:
+        """What the forward pass computes, as its outputs ask for."""
+        total = FlopCount()
+        for position in self.graph.primal:
+            total += count_equation(self.graph.forward[position])
+        return total
+
+
+def _folds_rows(eqn: JaxprEqn) -> bool:
+    """Says whether a reduction folds the innermost axes alone."""
+    folded: Any = eqn.invars[0].aval
+    axes, rank = eqn.params["axes"], len(folded.shape)
+    return sorted(axes) == list(range(rank - len(axes), rank))
+
+
+def _read_bytes(eqn: JaxprEqn) -> int:
+    return sum(size_bytes(v.aval) for v in eqn.invars if isinstance(v, Var))

@@ -1,0 +1,330 @@
+"""`plan`: the cheapest policy whose compiled peak stays within a budget."""
+
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxremat import policy as p
+from jaxremat.choice import choose
+from jaxremat.compat import Var
+from jaxremat.errors import PolicyError, RematWarning
+from jaxremat.flops import count_equation
+from jaxremat.graph import Graph, size_bytes
+from jaxremat.plan.judge import Judge, Step, Verdict
+from jaxremat.plan.objective import cost_of
+from jaxremat.plan.result import Attempt, Plan, Share, short
+from jaxremat.plan.search import Candidate, Search
+from jaxremat.program import Program
+from jaxremat.remat import Rematerialized
+from jaxremat.residuals import perturbed_inputs
+from jaxremat.spelling import parse
+from jaxremat.targets import find_target, package_versions
+from jaxremat.text import human_bytes
+
+_ROUNDS = 5
+# Where the plan for a limit was compiled before, so many beside it are tried, at growing distances from this part on.
+_NUDGES, _NUDGE = 12, 500
+# Another round must promise to save at least this part of a forward pass.
+_WORTH = 0.001
+# The model's limit moves by at least this part.
+_RETREAT = 64
+_SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def plan(
+    loss: Callable[..., Any],
+    *args: Any,
+    budget: int | float | str,
+    target: str = "local",
+    objective: str = "flops",
+    argnums: int | Sequence[int] = 0,
+    step: Step | None = None,
+    compile: bool = True,
+    **kwargs: Any,
+) -> Plan:
+    """Returns the policy that keeps a program's peak within a budget at the least recomputation that was found.
+
+    The search knows costs and sizes of every value: minimum cuts say what is worth storing at every price of a byte,
+    and a dynamic programme over the function's waists mixes them so that at no time too much is in use. Then the target's
+    compiler judges, at most five plans and those standard policies that would recompute less; the cheapest that fits wins,
+    so a plan is never worse than they are. No rematerialization competes too, and wins where it fits.
+
+    Args:
+        loss: any JAX function with floating-point outputs; most often a scalar loss.
+        *args: its arguments; arrays or `jax.ShapeDtypeStruct`s. No data is read.
+        budget: bytes, or `"2GiB"`; `"60%"` (or 0.6) of the peak without rematerialization; `"fits"`: the target's memory.
+            It covers all that the compiled step has in use at once: arguments, results and temporary values.
+        target: a name of `jaxremat.targets()`.
+        objective: what recomputation costs: `flops`, `bytes` moved, or roofline `time` on the target.
+        argnums: the arguments that are differentiated, as for `jax.grad`.
+        step: what the budget covers: called with the wrapped loss, it returns a training step and its arguments. By
+            default the step is `jax.value_and_grad(loss, argnums)`.
+        compile: False asks no compiler: then the planner's model decides, and the plan says so.
+        **kwargs: keyword arguments of `loss`.
+
+    Returns:
+        A `Plan`, which is a policy: `jaxremat.remat(loss, plan)`.
+
+    Raises:
+        PolicyError: the budget is no size; or no plan fits it: the message has the smallest that does, what occupies it,
+            and about which batch would fit.
+        TargetError: there is no such target, or nothing here compiles for it.
+        TypeError: nothing at `argnums` can be differentiated.
+
+    References:
+        Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174. Jain et al., "Checkmate",
+        MLSys 2020, arXiv:1910.02653. Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019, arXiv:1911.13214.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxremat
+        >>> def loss(ws, x):
+        ...     for w in ws:
+        ...         x = jnp.tanh(x @ w)
+        ...     return (x**2).sum()
+        >>> ws, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 8, jax.ShapeDtypeStruct((4096, 64), jnp.float32)
+        >>> found = jaxremat.plan(loss, ws, x, budget="70%")
+        >>> found.peak_bytes <= found.budget_bytes < found.without_remat_bytes
+        True
+        >>> gradient = jax.grad(jaxremat.remat(loss, found))
+    """
+    began = time.perf_counter()
+    amount = _amount(budget)
+    chip = find_target(target)
+    platform = chip.specification if chip.kind == "local" else chip.kind
+    search = Search(planning_graph(loss, args, kwargs, argnums), cost_of(objective, chip), platform)
+    judge = Judge(loss, step, args, kwargs, argnums, target if compile else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RematWarning)  # candidates are weighed here, whatever they waste
+        baseline = judge.ask(search.everything)
+        limit = _limit(amount, baseline, chip.memory_bytes, target)
+        searched = time.perf_counter()
+        if baseline.peak_bytes <= limit:
+            best, search_seconds = baseline, time.perf_counter() - searched
+        else:
+            best, search_seconds = _within(search, judge, limit, baseline)
+    if best.peak_bytes > limit:
+        raise PolicyError(_too_small(limit, search, best, args, argnums))
+    return _plan(search, judge, best, baseline, limit, target, objective, began, search_seconds)
+
+
+def planning_graph(
+    loss: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], argnums: int | Sequence[int]
+) -> Graph:
+    """Returns the graph whose forward values a plan's positions count.
+
+    Raises:
+        PolicyError: the loss has side effects.
+        TypeError: nothing at `argnums` can be differentiated.
+    """
+    function = loss if isinstance(loss, Rematerialized) else Rematerialized(loss, p.Nothing(), (), ())
+    traced, _, _ = function.program(*args, **kwargs)
+    flags = perturbed_inputs(function, traced, args, kwargs, argnums)
+    exact = Program(traced.function, traced.closed_over, p.Values((0,)), is_inside=True)
+    return exact.trace(flags)
+
+
+def _amount(budget: int | float | str) -> int | float | str:
+    if isinstance(budget, str):
+        policy = parse(f"budget:{budget.removeprefix('budget:')}")
+    else:
+        policy = p.Budget(budget)
+    assert isinstance(policy, p.Budget)
+    return policy.amount
+
+
+def _limit(amount: int | float | str, baseline: Verdict, memory_bytes: int | None, target: str) -> int:
+    if isinstance(amount, int):
+        return amount
+    if isinstance(amount, float):
+        return int(baseline.peak_bytes * amount)
+    if memory_bytes is None:
+        raise PolicyError(f"budget:fits needs the memory of {target}, which is not known; give a size such as 8GiB.")
+    return memory_bytes
+
+
+def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple[Verdict, float]:
+    """Returns the best verdict within a limit, or the smallest one where none is; and the seconds spent searching.
+
+    The model is asked for plans under a limit of its own, moved until the compiler's peak meets the budget: what the
+    compiler allotted beyond the prediction for one plan is expected for the next one, too.
+    """
+    seconds = 0.0
+    verdicts = list[Verdict]()
+
+    def ask(candidate: Candidate) -> Verdict:
+        verdicts.append(judge.ask(candidate))
+        return verdicts[-1]
+
+    def best_fit() -> Verdict | None:
+        return min((v for v in verdicts if v.peak_bytes <= limit), key=lambda v: v.candidate.order, default=None)
+
+    # What the compiled step holds beside what the loss reads: optimizer state, a whole data set.
+    asked = limit - max(0, (baseline.argument_bytes or 0) - search.lifetimes.input_bytes)
+    low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
+    for _ in range(_ROUNDS if judge.compiles else 1):
+        start = time.perf_counter()
+        candidate = _new_candidate(search, judge, asked, low, high)
+        seconds += time.perf_counter() - start
+        fit = best_fit()
+        if candidate is None or (fit is not None and not _is_worth(candidate, fit.candidate, search)):
+            break
+        verdict = ask(candidate)
+        beyond = verdict.peak_bytes - candidate.predicted_bytes
+        if verdict.peak_bytes <= limit:
+            low = max(low, asked)
+            if candidate.cost <= search.bound(limit):
+                break
+            asked = max(limit - beyond, low + low // _RETREAT)
+        else:
+            high = min(high, asked)
+            asked = min(limit - beyond, high - high // _RETREAT)
+        if not low < asked < high:
+            asked = (low + high) // 2
+    # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
+    beyond = min((v.peak_bytes - v.candidate.predicted_bytes for v in verdicts), default=0)
+    standard = [c for c in _standard(search) if c.predicted_bytes + min(beyond, 0) <= limit or not judge.compiles]
+    for candidate in standard:
+        if (fit := best_fit()) is None or candidate.order < fit.candidate.order:
+            ask(candidate)
+    if best_fit() is None:
+        ask(search.leanest())
+    return best_fit() or min((baseline, *verdicts), key=lambda v: v.peak_bytes), seconds
+
+
+def _is_worth(candidate: Candidate, fit: Candidate, search: Search) -> bool:
+    """Says whether a candidate saves enough against one that fits to compile it."""
+    return candidate.order < fit.order and fit.cost - candidate.cost > _WORTH * search.forward_cost
+
+
+def _new_candidate(search: Search, judge: Judge, asked: int, low: int, high: int) -> Candidate | None:
+    """Returns what the model finds best near a limit and the compiler has not seen; None where there is nothing new."""
+    nudges = [sign * i * i * asked // _NUDGE for i in range(_NUDGES) for sign in (-1, 1)]
+    for tried in (asked + nudge for nudge in nudges):
+        if low < tried < high:
+            candidate = search.best(tried)
+            if candidate is not None and candidate.policy not in judge.verdicts:
+                return candidate
+    return None
+
+
+def _standard(search: Search) -> list[Candidate]:
+    """The standard policies, the one that recomputes least first."""
+    found = list[Candidate]()
+    names = any(labels.names for labels in search.graph.labels.values())
+    segments = (f"segments:{count}" for count in _SEGMENTS)
+    for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *(["names:*"] if names else [])):
+        try:
+            found.append(search.of_policy(parse(spelling)))
+        except PolicyError:  # segments of a function that cannot be cut
+            continue
+    return sorted(found, key=lambda c: c.order)
+
+
+def _too_small(limit: int, search: Search, best: Verdict, args: Sequence[Any], argnums: int | Sequence[int]) -> str:
+    inputs = search.lifetimes.input_bytes
+    gradients = sum(size_bytes(g.aval) for g in search.graph.gradients if isinstance(g, Var))
+    asked = {argnums} if isinstance(argnums, int) else set(argnums)
+    parameters = sum(
+        leaf.size * leaf.dtype.itemsize
+        for i in asked
+        for leaf in jax.tree.leaves(args[i])
+        if hasattr(leaf, "dtype") and hasattr(leaf.dtype, "itemsize")
+    )
+    fixed = parameters + gradients
+    floor = best.peak_bytes
+    scale = (limit - fixed) / (floor - fixed) if floor > fixed else 0.0
+    batch = (
+        f"A batch of about {scale:.0%} of this one would fit."
+        if scale > 0
+        else "No batch fits: parameters and gradients alone exceed it."
+    )
+    return (
+        f"plan: no plan keeps the peak within {human_bytes(limit)}. The smallest found is {human_bytes(floor)} "
+        f"({floor} bytes, {short(best.candidate.policy)}): {human_bytes(inputs)} of inputs, {human_bytes(parameters)} of them "
+        f"parameters; {human_bytes(gradients)} of gradients; the rest is what one part of the backward pass works on. {batch}"
+    )
+
+
+def _plan(
+    search: Search,
+    judge: Judge,
+    best: Verdict,
+    baseline: Verdict,
+    limit: int,
+    target: str,
+    objective: str,
+    began: float,
+    search_seconds: float,
+) -> Plan:
+    candidate = best.candidate
+    note = ""
+    if not judge.compiles:
+        note = "no compiler was asked: the planner's model decided"
+    elif isinstance(candidate.policy, p.Everything):
+        note = "no rematerialization is needed within this budget"
+    elif not isinstance(candidate.policy, p.Values):
+        note = f"the standard policy {candidate.policy} recomputes least of all that fit"
+    attempts = [
+        Attempt(
+            short(v.candidate.policy),
+            v.candidate.predicted_bytes,
+            v.peak_bytes if judge.compiles else None,
+            _total(v.candidate),
+        )
+        for v in judge.verdicts.values()
+    ]
+    forward = search.operations.forward_count
+    return Plan(
+        policy=candidate.policy,
+        budget_bytes=limit,
+        target=target,
+        objective=objective,
+        predicted_bytes=candidate.predicted_bytes,
+        peak_bytes=best.peak_bytes if judge.compiles else None,
+        without_remat_bytes=baseline.peak_bytes,
+        recomputed_contraction_flops=candidate.recomputed.dot_flops + candidate.recomputed.conv_flops,
+        recomputed_flops=_total(candidate),
+        forward_flops=forward.dot_flops + forward.conv_flops + forward.elementwise_flops,
+        bound=min(search.bound(limit), candidate.cost),
+        cost=candidate.cost,
+        shares=_shares(search.graph, candidate.policy),
+        attempts=tuple(attempts),
+        seconds=time.perf_counter() - began,
+        search_seconds=search_seconds,
+        versions=package_versions(find_target(target).kind),
+        note=note,
+    )
+
+
+def _total(candidate: Candidate) -> int:
+    count = candidate.recomputed
+    return count.dot_flops + count.conv_flops + count.elementwise_flops
+
+
+def _shares(graph: Graph, policy: p.Policy) -> tuple[Share, ...]:
+    """What is stored and recomputed of every operation in every module; only what is worth a row."""
+    if isinstance(policy, p.Everything):
+        return ()
+    choice = choose(graph, policy)
+    stored, stored_bytes, again, flops = Counter(), Counter(), Counter(), Counter()
+    order = defaultdict[tuple[str, str], int](lambda: len(order))
+    for value in graph.values:
+        labels = graph.labels[value.var]
+        key = (labels.path, labels.op)
+        if value.var in choice.kept and value.size_bytes > graph.small_bytes:
+            _ = order[key]
+            stored[key] += 1
+            stored_bytes[key] += value.size_bytes
+        elif value.index in choice.recomputed and value.size_bytes > graph.small_bytes:
+            _ = order[key]
+            again[key] += 1
+            count = count_equation(value.eqn)
+            flops[key] += count.dot_flops + count.conv_flops + count.elementwise_flops
+    return tuple(
+        Share(path, op, stored[path, op], stored_bytes[path, op], again[path, op], flops[path, op])
+        for path, op in order
+    )

@@ -1,0 +1,140 @@
+"""`Segments`: a function cut at its waists, and for every stretch between two of them what storing and recomputing cost.
+
+A *waist* is a place between two forward operations that fewer bytes cross than the places beside it. Stretches between
+any two waists are weighed with several *options*: to store what the minimum cut at some price of a byte stores, and to
+recompute the rest from the border before. What an option needs at most while its stretch is in its backward pass is found
+by `Lifetimes`; that is its own affair alone, so that the best combination can be found by dynamic programming.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxremat.plan.cut import StoredSet
+from jaxremat.plan.lifetimes import Lifetimes
+from jaxremat.plan.operations import Operation
+
+# So much is simulated in one search, in operations; the number of waists follows from it.
+_WORK = 1_500_000
+_MOST_WAISTS = 48
+_FEWEST_WAISTS = 12
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to treat a stretch.
+
+    Attributes:
+        stored: the numbers of the values that it stores, the border at its end included.
+        stored_bytes: their bytes.
+        cost: of what runs again.
+        most_bytes: the most in use during its backward pass, but inputs and what earlier stretches store.
+    """
+
+    stored: frozenset[int]
+    stored_bytes: int
+    cost: float
+    most_bytes: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The forward operations behind waist `start` up to waist `end`, and the ways to treat them.
+
+    `forward_bytes` is the most in use in its forward pass, but inputs and what is stored before it.
+    """
+
+    start: int
+    end: int
+    forward_bytes: int
+    options: Sequence[Option]
+
+
+class Segments:
+    """All stretches of one graph.
+
+    Attributes:
+        waists: positions of forward operations behind which the function may be cut; the first is -1, the last the end.
+        stretches: for every pair of waists the ways to treat what lies between.
+    """
+
+    def __init__(self, lifetimes: Lifetimes, sets: Sequence[StoredSet], cost: Callable[[Operation], float]) -> None:
+        self.lifetimes, self.cost = lifetimes, cost
+        self.operations = lifetimes.operations
+        self.sets = [s.stored for s in sets]
+        self.windows = self._windows()
+        self.waists = self._waists()
+        last = len(self.waists) - 1
+        self.stretches = [self._stretch(a, b) for b in range(1, last + 1) for a in range(b)]
+
+    def _waists(self) -> list[int]:
+        """Places where few bytes cross, for their surroundings; the narrowest where there are more than can be weighed."""
+        operations = self.operations
+        places = operations.crossing
+        widths = [sum(operations.sizes[n] for n in place) for place in places]
+        wholes = {n for op in operations.forward if op.needs_whole for n in op.reads}
+        found = list[int]()
+        seen = set[tuple[int, ...]]()
+        for position, place in enumerate(places):
+            if place and place not in seen:
+                seen.add(place)
+                newest = place[-1]
+                # What is fused is stored in place of what it is made from only where it is written anyway.
+                if newest in wholes or not operations.forward[operations.maker[newest]].is_fused:
+                    found.append(position)
+        most = self._affordable(len(found))
+        # Of neighbours the wider goes first, so that waists stay spread over the function.
+        while len(found) > most:
+            relative = [
+                widths[p] / max(1, min(widths[q] for q in found[max(0, i - 1) : i + 2])) for i, p in enumerate(found)
+            ]
+            gap = [found[min(i + 1, len(found) - 1)] - found[max(i - 1, 0)] for i in range(len(found))]
+            found.pop(max(range(len(found)), key=lambda i: (relative[i], -gap[i])))
+        return [-1, *found, len(places) - 1]
+
+    def _affordable(self, count: int) -> int:
+        size = len(self.operations.forward) + len(self.operations.backward)
+        # Stretches of n waists are n²/2, on average a third of the program, each with every option.
+        most = int((6 * _WORK / (size * (len(self.sets) + 1))) ** 0.5)
+        return min(count, max(_FEWEST_WAISTS, min(_MOST_WAISTS, most)))
+
+    def _windows(self) -> list[int]:
+        """For every backward operation the newest forward operation that it or a later one reads from: never rising."""
+        operations = self.operations
+        first, place = operations.forward_values, operations.place
+        newest = 0
+        windows = list[int]()
+        for operation in reversed(operations.backward):
+            newest = max(newest, *(place[n] for n in operation.reads if n < first), 0)
+            windows.append(newest)
+        return windows[::-1]
+
+    def _stretch(self, a: int, b: int) -> Stretch:
+        operations = self.operations
+        start, end = self.waists[a], self.waists[b]
+        is_last = b == len(self.waists) - 1
+        given = {n for n in range(operations.forward_values) if operations.place[n] <= start}
+        border = frozenset() if is_last else frozenset(operations.crossing[end]) - given
+        window = [t for t, newest in enumerate(self.windows) if start < newest and (newest <= end or is_last)]
+        inside = {n for n in range(operations.forward_values) if start < operations.place[n] <= end}
+        options = dict[frozenset[int], Option]()
+        for stored in [*self.sets, frozenset[int]()]:
+            kept = border | (stored & inside)
+            if kept in options:
+                continue
+            profile = self.lifetimes.backward(kept, given, window)
+            options[kept] = Option(
+                kept,
+                sum(operations.sizes[n] for n in kept),
+                sum(self.cost(operations.forward[e]) for e in profile.recomputed),
+                profile.most_bytes,
+            )
+        forward = self.lifetimes.forward_bytes[start + 1 : end + 1]
+        return Stretch(a, b, int(forward.max(initial=0)), _undominated(options.values()))
+
+
+def _undominated(options: Iterable[Option]) -> list[Option]:
+    kept = list[Option]()
+    for option in sorted(options, key=lambda o: (o.cost, o.stored_bytes, o.most_bytes)):
+        if not any(k.stored_bytes <= option.stored_bytes and k.most_bytes <= option.most_bytes for k in kept):
+            kept.append(option)
+    return kept
