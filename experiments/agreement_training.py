@@ -75,7 +75,6 @@ def train_jax(training: Training) -> Losses:
         step_zero, never = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         state = TrainState(step_zero, params, batch_stats, optimizer.init(params), never)
 
-        @partial(jax.jit, donate_argnums=0)
         def step(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
             (value, stats), gradients = jax.value_and_grad(loss, has_aux=True)(
                 state.params, state.batch_stats, images, labels, jax.random.key(0)
@@ -84,9 +83,12 @@ def train_jax(training: Training) -> Losses:
             params = optax.apply_updates(state.params, updates)
             return replace(state, step=state.step + 1, params=params, batch_stats=stats, opt_state=opt_state), value
 
-        losses = list[float]()
+        # A program that runs a few times is not worth optimizing.
+        quickly = training.steps < 10 and jax.default_backend() == "cpu"
+        options = {"xla_backend_optimization_level": 0} if quickly else {}
+        compiled, losses = jax.jit(step, donate_argnums=0, compiler_options=options), list[float]()
         for batch in (*batches, batches[0]):
-            state, value = step(state, jnp.asarray(batch.images, dtype), jnp.asarray(batch.labels))
+            state, value = compiled(state, jnp.asarray(batch.images, dtype), jnp.asarray(batch.labels))
             losses.append(float(value))
     return Losses(losses[:-1], losses[-1])
 

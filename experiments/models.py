@@ -130,11 +130,11 @@ class Net(nn.Module):
         x = images.astype(self.dtype)
         x = conv_block(6, self.dtype, self.ops, name="block1")(x, train)
         x = conv_block(16, self.dtype, self.ops, name="block2")(x, train)
-        return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(_logits_type(self.dtype))
+        return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(_at_least_float32(self.dtype))
 
 
-def _logits_type(dtype: Dtype) -> Dtype:
-    """Returns the type of a model's logits: float32, or float64 where that is computed in."""
+def _at_least_float32(dtype: Dtype) -> Dtype:
+    """Returns the type of what must not be rounded to less than float32, such as logits: float64 where that is computed in."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -212,7 +212,7 @@ class ResNet18(nn.Module):
             for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
                 x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
         x = name(global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_logits_type(self.dtype))
+        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_at_least_float32(self.dtype))
 
 
 class PreActivationBlock(nn.Module):
@@ -254,7 +254,7 @@ class WideResNet16x4(nn.Module):
                 x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
         x = name(self.ops.relu(name(_batch_norm(self.ops, train, self.dtype, "bn")(x), "bn_out")), "relu_out")
         x = name(global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_logits_type(self.dtype))
+        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(_at_least_float32(self.dtype))
 
 
 class Attention(nn.Module):
@@ -271,8 +271,8 @@ class Attention(nn.Module):
         width = x.shape[-1] // self.heads
         project = partial(nn.DenseGeneral, (self.heads, width), dtype=self.dtype)
         q, k, v = (name(project(name=part)(x), part) for part in "qkv")
-        # Softmax in float32 whatever the computation's type: its sums lose too much in bfloat16.
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q * width**-0.5, k, preferred_element_type=jnp.float32)
+        # Softmax in float32 at least: its sums lose too much in bfloat16.
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q * width**-0.5, k, preferred_element_type=_at_least_float32(self.dtype))
         probs = name(self.ops.softmax(name(scores, "scores")).astype(self.dtype), "probs")
         probs = self.ops.Dropout(self.dropout, deterministic=not train, name="dropout")(probs)
         mixed = name(jnp.einsum("bhqk,bkhd->bqhd", probs, v), "heads_out")
@@ -329,4 +329,4 @@ class ViT(nn.Module):
             x = block(self.heads, self.dropout, self.dtype, self.ops, name=f"block{i}")(x, train)
         x = name(self.ops.LayerNorm(dtype=self.dtype, name="ln")(x), "ln_out")
         x = name(x.mean(axis=1), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="head")(x).astype(_logits_type(self.dtype))
+        return nn.Dense(self.classes, dtype=self.dtype, name="head")(x).astype(_at_least_float32(self.dtype))
