@@ -56,7 +56,8 @@ class JaxCell:
             for row in ledger.rows
             if row.kept_bytes
         )
-        self._recomputed = ledger.recomputed | self._contractions_again(loss, state, *shapes, key)
+        self._recomputed = ledger.recomputed
+        self._count_contractions = partial(self._contractions_again, loss, state, *shapes, key)
 
         def step(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
             key = jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(cell.seed), 1), state.step))[1]
@@ -113,7 +114,7 @@ class JaxCell:
             status="measured",
             note="each block" if policies.resolve_regions(jaxremat.parse(self._cell.policy), "auto") == "block" else "",
             kept=self.kept,
-            recomputed=self._recomputed,
+            recomputed=self._recomputed | self._count_contractions(),
             # On a GPU or TPU the compiler's peak counts arguments too; temporary values are what a step takes beside them.
             peak_bytes=None if memory is None else int(memory.temp_size_in_bytes),
             step_seconds=tuple(seconds),

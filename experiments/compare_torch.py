@@ -1,6 +1,7 @@
 """One cell of the comparison in PyTorch."""
 
 import time
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,11 +61,16 @@ class TorchCell:
             (flax_path(self._network, row.path), row.op, row.dtype, row.how, row.size_bytes)
             for row in kept(self._applied)
         )
-        self._recomputed = torch_measure.recomputed(self._network, self._applied, loss, self._images)
+        self._loss = loss
         self._optimizer = torch_training.make_sgd(self._network)
+
+    @cached_property
+    def _measured(self) -> tuple[dict[str, int] | None, int]:
+        """The operations that run again, and the peak of a step: taken before anything is timed."""
+        recomputed = torch_measure.recomputed(self._network, self._applied, self._loss, self._images)
         self._step()  # makes the optimizer's state
         self._optimizer.zero_grad(set_to_none=True)
-        self._peak_bytes = torch_measure.peak_bytes(self._step, self._device)
+        return recomputed, torch_measure.peak_bytes(self._step, self._device)
 
     def _fresh(self) -> Network:
         model: Any = self._cell.model
@@ -79,7 +85,7 @@ class TorchCell:
 
     def time_steps(self, count: int) -> list[float]:
         """Does steps on the first batch and returns the seconds of each."""
-        seconds = list[float]()
+        _, seconds = self._measured, list[float]()
         for _ in range(count):
             begun = time.perf_counter()
             self._step().item()
@@ -90,7 +96,7 @@ class TorchCell:
 
     def finish(self, seconds: list[float]) -> Result:
         """Trains from the initial weights, and returns all that was found out."""
-        cell = self._cell
+        cell, (recomputed, peak_bytes) = self._cell, self._measured
         self._network.load_state_dict(self._fresh().state_dict())
         self._network.train()
         optimizer, losses = torch_training.make_sgd(self._network), list[float]()
@@ -107,8 +113,8 @@ class TorchCell:
             status="measured",
             note=self._applied.note or ("each block" if cell.policy != "everything" else ""),
             kept=self.kept,
-            recomputed=self._recomputed,
-            peak_bytes=self._peak_bytes,
+            recomputed=recomputed,
+            peak_bytes=peak_bytes,
             step_seconds=tuple(seconds),
             losses=tuple(losses),
             test_accuracy=torch_training.evaluate(self._network, self._dataset, "float32", self._device),
