@@ -184,6 +184,8 @@ def _run(config: Config) -> int:
             raise ExperimentError(
                 f"--models takes {', '.join(get_args(ModelName))}, separated by commas; got {model!r}."
             )
+    if not config.policies:
+        raise ExperimentError("--policies needs at least one policy, such as everything; got none.")
     if config.steps < 0 or config.batch_size < 2:
         raise ExperimentError(
             f"--steps must be at least 0 and --batch-size at least 2; got {config.steps} and {config.batch_size}."

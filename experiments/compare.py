@@ -14,7 +14,7 @@ The exit status is 0; 1 when a cell failed (its row says why) or a check found a
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -41,7 +41,10 @@ ARTICLES_TABLE = "ops:conv=store,relu=recompute,batch_norm=store"
 DEFAULT_POLICIES = (
     "everything", "nothing", "dots", "names:*_out", "ops:conv=store,*=recompute", ARTICLES_TABLE, "segments:sqrt", "budget:50%",
 )  # fmt: skip
-QUICK_POLICIES = ("everything", "nothing", "dots", "segments:sqrt")
+QUICK: dict[str, Any] = {
+    "models": "net", "policies": ("everything", "nothing", "dots", "segments:sqrt"), "steps": 10, "rounds": 3,
+    "data": "sample", "data_dir": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,12 @@ def run(config: Config, console: Console) -> tuple[list[Result], int]:
     return [known[cell.key] for cell in cells], len(missing)
 
 
+def _require_default(config: Config, why: str, names: set[str]) -> None:
+    for field in fields(Config):
+        if field.name in names and getattr(config, field.name) != field.default:
+            raise ExperimentError(f"{why}: leave --{field.name.replace('_', '-')} out.")
+
+
 def relu_rows(results: Sequence[Result]) -> list[tuple[str, int, int]]:
     """Returns for each model with ReLUs that PyTorch measured: its name, and what is kept with `F.relu` and with bit masks."""
     models = dict.fromkeys(
@@ -192,6 +201,9 @@ def _run(config: Config, console: Console) -> int:
     if config.check and config.readme is None:
         raise ExperimentError("--check compares the table in a file: name it with --readme.")
     if config.readme is not None:
+        _require_default(
+            config, "--readme runs nothing", {field.name for field in fields(Config)} - {"readme", "check"}
+        )
         same = update_readme(Path(config.readme), committed_results(), write=not config.check)
         if config.check and not same:
             print(
@@ -201,9 +213,8 @@ def _run(config: Config, console: Console) -> int:
         print(json.dumps({"readme": config.readme, "changed": not same and not config.check, "same": same}))
         return 1 if config.check and not same else 0
     if config.quick:
-        config = replace(
-            config, models="net", policies=QUICK_POLICIES, steps=10, rounds=3, data="sample", data_dir=None
-        )
+        _require_default(config, "--quick chooses it", set(QUICK))
+        config = replace(config, **QUICK)
     results, ran = run(config, console)
     files = write_report(results, Path(config.report).expanduser(), relu_rows(results))
     failed = [result for result in results if result.status == "failed"]

@@ -58,6 +58,7 @@ BAD = {
     "batch": (["--batch-size=1"], "--batch-size at least 2"),
     "rate": (["--learning-rate=0"], "--learning-rate must be a number above 0; got 0"),
     "no rate": (["--learning-rate=nan"], "--learning-rate must be a number above 0; got nan"),
+    "no policy": (["--models=net", "--policies"], "--policies needs at least one policy"),
     "policy": (["--models=net", "--policies", "dotz"], "Did you mean 'dots'"),
 }
 

@@ -139,6 +139,9 @@ BAD = {
     "data": (["--data=cifar10", "--data-dir=/nowhere"], "/nowhere"),
     "records": (["--records=/nowhere/at/all.jsonl"], "--records must name a file"),
     "records that are a directory": (["--records=/"], "must be a file of records"),
+    "quick and models": (["--quick", "--models=vit"], "--quick chooses it: leave --models out"),
+    "quick and policies": (["--quick", "--policies", "dots"], "--quick chooses it: leave --policies out"),
+    "readme and models": (["--readme=README.md", "--models=vit"], "--readme runs nothing: leave --models out"),
     "check without a file": (["--check"], "name it with --readme"),
     "readme": (["--readme=/nowhere"], "--readme must name a text file"),
 }
