@@ -13,9 +13,9 @@ from jaxremat.policy import Nothing
 Regions = Literal["net", "block"]
 
 # What begins a policy, in a list of them. A test holds that these are all that the grammar knows.
-KINDS = ("names", "ops", "paths", "segments", "values", "offload", "budget")
+KINDS = ("names", "ops", "paths", "segments", "values", "loops", "offload", "budget")
 # Those whose argument is itself a list.
-_LISTS = ("names", "ops", "paths", "values")
+_LISTS = ("names", "ops", "paths", "values", "loops")
 
 
 def split_policies(text: str) -> list[jaxremat.Policy]:

@@ -9,7 +9,7 @@ chain one block's recomputation to the next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -43,6 +43,8 @@ class Choice:
         recomputed: indices of forward equations that the backward pass runs again.
         marks: every value that the policy asked for, needed or not.
         matches: for every selector of the policy the number of values that it fits.
+        again: values that are kept when they were recomputed, and on which level: what lies behind one of level 2 is
+            recomputed from it, and what was recomputed on the way to it, once more.
     """
 
     graph: Graph
@@ -51,6 +53,7 @@ class Choice:
     recomputed: frozenset[int]
     marks: Mapping[Var, Mark]
     matches: Mapping[str, int]
+    again: Mapping[Var, int] = field(default_factory=dict)
 
     @cached_property
     def inputs_read(self) -> frozenset[Var]:
@@ -74,6 +77,9 @@ def choose(graph: Graph, policy: p.Policy) -> Choice:
     Raises:
         PolicyError: the policy is a budget, or names positions that the graph does not have.
     """
+    given = policy
+    if isinstance(policy, p.Loops):  # what scans keep is stored where `outer` says so, and computed again elsewhere
+        policy = policy.outer
     matches = dict[str, int]()
     marks = dict[Var, Mark]()
     for part in policy.parts if isinstance(policy, p.Union) else (policy,):
@@ -81,12 +87,14 @@ def choose(graph: Graph, policy: p.Policy) -> Choice:
             if var not in marks or (marks[var].host and not mark.host):
                 marks[var] = mark
     exact = isinstance(policy, p.Values)
-    if not exact:
+    if not exact and not isinstance(given, p.Loops):
         for index in graph.rewritten:
             marks |= {v: Mark(INSIDE) for v in graph.forward[index].outvars if v not in marks}
     kept, recomputed = _walk(graph, marks, small=not exact)
     order = sorted(kept, key=lambda var: graph.value_of[var].position)
-    return Choice(graph, policy, {var: kept[var] for var in order}, recomputed, marks, matches)
+    levels = policy.again if isinstance(policy, p.Values) else ()
+    again = {graph.values[i].var: number for number, level in enumerate(levels, 2) for i in level}
+    return Choice(graph, given, {var: kept[var] for var in order}, recomputed, marks, matches, again)
 
 
 def small_and_marked(graph: Graph, marks: Mapping[Var, Mark]) -> list[Var]:
@@ -177,13 +185,13 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             )
         case p.Ops(rules):
             return _ops(graph, rules, matches)
-        case p.Values(positions, program):
+        case p.Values(positions, program, again):
             if program and program != graph.fingerprint:
                 raise PolicyError(
                     f"values: this choice was made for the program {program}; the wrapped function is {graph.fingerprint}: "
                     "its code, its arguments' shapes or the version of JAX differ. Plan again, or spell a policy by names or operations."
                 )
-            beyond = [i for i in positions if i >= len(graph.values)]
+            beyond = [i for level in (positions, *again) for i in level if i >= len(graph.values)]
             if beyond:
                 raise PolicyError(
                     f"values: this function has {len(graph.values)} forward values, 0 to {len(graph.values) - 1}; "

@@ -12,7 +12,9 @@ no function and no state: `parse(str(policy)) == policy`, so the spelling serves
                                 by operation; `=store`, `=recompute` or `=offload`; first rule that fits; `*` is the rest
     paths:*/Conv_*,head         values made inside these module paths; globs
     segments:4, segments:sqrt   values at the borders of n segments, cut at the narrowest waists
-    values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to
+    values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to.
+                                values:3,17/5: 5 is kept when it was recomputed, to recompute what lies behind it
+    loops:POLICY|4*POLICY       one for the function and one for the body of each scan, which may be cut into runs of steps
     offload:POLICY              what POLICY would store, in host memory
     budget:2GiB, budget:60%, budget:fits
                                 what the planner chooses so that the compiled peak stays within the bytes
@@ -195,14 +197,23 @@ class Values(Policy):
     """Store exactly the forward values with these positions in `jaxremat.residuals`; what a planner emits.
 
     `program`, if given, is the fingerprint of the program that the positions were found in; in any other they are refused.
+    `again` has further levels, if any: values that are recomputed once, kept from then on, and start the recomputation of
+    what lies behind them; what is recomputed on the way to them is dropped and recomputed once more.
     """
 
     positions: tuple[int, ...]
     program: str = ""
+    again: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.positions or min(self.positions) < 0:
+        every = [i for level in (self.positions, *self.again) for i in level]
+        if not self.positions or not all(self.again) or min(every) < 0:
             raise PolicyError(f"values: needs positions of 0 and more, such as values:3,17; got {self.positions}.")
+        if len(set(every)) < sum(len(set(level)) for level in (self.positions, *self.again)):
+            raise PolicyError(
+                f"values: a position stands on one level; got {'/'.join(map(str, (self.positions, *self.again)))}."
+            )
+        object.__setattr__(self, "again", tuple(tuple(sorted(set(level))) for level in self.again))
         if self.program and not re.fullmatch(r"[0-9a-f]+", self.program):
             raise PolicyError(
                 f"values: a program's fingerprint is hexadecimal, as in values:3@9f86d081; got {self.program!r}."
@@ -210,7 +221,33 @@ class Values(Policy):
         object.__setattr__(self, "positions", tuple(sorted(set(self.positions))))
 
     def __str__(self) -> str:
-        return "values:" + ",".join(map(str, self.positions)) + (f"@{self.program}" if self.program else "")
+        levels = "/".join(",".join(map(str, level)) for level in (self.positions, *self.again))
+        return f"values:{levels}" + (f"@{self.program}" if self.program else "")
+
+
+@dataclass(frozen=True, repr=False)
+class Loops(Policy):
+    """`outer` for the function itself, and of its scans, in program order, the policies of their bodies.
+
+    A body is `(run, policy)`. With a run of n above 0 the scan is cut into runs of n steps: only the carry before each run is
+    stored, and a run is computed again when the backward pass reaches it, storing what its policy says.
+    """
+
+    outer: Policy
+    bodies: tuple[tuple[int, Policy], ...]
+
+    def __post_init__(self) -> None:
+        inside = (Nothing, Everything, Dots, DotsNoBatch, Names, Paths, Ops, Values)
+        good = isinstance(self.outer, inside) and all(isinstance(policy, inside) for _, policy in self.bodies)
+        if not good or not self.bodies or any(run < 0 or run == 1 for run, _ in self.bodies):
+            raise PolicyError(
+                "loops: needs a policy and one for each scan, such as loops:nothing|dots or loops:nothing|4*dots, where runs "
+                f"are of 2 steps or more; got {'|'.join(map(str, (self.outer, *self.bodies)))}."
+            )
+
+    def __str__(self) -> str:
+        bodies = [f"{run}*{policy}" if run else str(policy) for run, policy in self.bodies]
+        return f"loops:{'|'.join([str(self.outer), *bodies])}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -220,7 +257,7 @@ class Offload(Policy):
     policy: Policy
 
     def __post_init__(self) -> None:
-        if isinstance(self.policy, Nothing | Offload | Budget | Union):
+        if isinstance(self.policy, Nothing | Offload | Budget | Union | Loops):
             raise PolicyError(
                 f"offload: needs one policy that stores something, such as offload:names:conv_out; got {self.policy}."
             )
@@ -298,8 +335,15 @@ def union(*policies: Policy) -> Policy:
     if paths := [n for p in distinct if isinstance(p, Paths) for n in p.patterns]:
         merged.append(Paths(tuple(paths)))
     for program in dict.fromkeys(p.program for p in distinct if isinstance(p, Values)):
-        of_program = [p.positions for p in distinct if isinstance(p, Values) and p.program == program]
-        merged.append(Values(tuple(i for positions in of_program for i in positions), program))
+        of_program = [p for p in distinct if isinstance(p, Values) and p.program == program]
+        if len(of_program) == 1:
+            merged += of_program
+        elif any(p.again for p in of_program):
+            raise PolicyError(
+                f"{'+'.join(map(str, of_program))}: values with several levels stand alone; drop the other positions."
+            )
+        else:
+            merged.append(Values(tuple(i for p in of_program for i in p.positions), program))
     merged.sort(key=str)
     if not merged:
         return Nothing()

@@ -18,7 +18,7 @@ from jaxremat import compat
 from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
-from jaxremat.errors import RematWarning
+from jaxremat.errors import PolicyError, RematWarning
 from jaxremat.frames import user_stacklevel
 from jaxremat.graph import Graph, run, trace_gradient
 from jaxremat.inline import called
@@ -73,6 +73,7 @@ class Program:
         policy: what to store.
         is_inside: whether it is a body inside of another program, which then checks the policy's selectors.
         warned: the warnings that were given and are not repeated; those that this gives are added.
+        times: how often a body runs in one run of the program that it is inside of.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class Program:
         policy: p.Policy,
         is_inside: bool = False,
         warned: set[str] | None = None,
+        times: int = 1,
     ) -> None:
         self.function, self.closed_over, self.policy, self.is_inside = function, tuple(closed_over), policy, is_inside
+        self.times = times
         self._warned = set[str]() if warned is None else warned
         self.cuts = dict[tuple[bool, ...], Cut]()
         self._primal = runner(function, "remat_primal")
@@ -98,7 +101,7 @@ class Program:
         """Returns the cut for the inputs whose gradients are asked for; traced once."""
         if perturbed not in self.cuts:
             graph, inner = self._traced(perturbed)
-            cut = Cut(choose(graph, self.policy), inner)
+            cut = Cut(choose(graph, self._policy_for(graph)), inner)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
                 for message in waste(cut.choice, cut.inside()):
@@ -108,12 +111,21 @@ class Program:
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
 
+    def _policy_for(self, graph: Graph) -> p.Policy:
+        """The policy, but where a plan for a body meets an intermediate form of it.
+
+        JAX differentiates a body more than once while it learns what its carry depends on; only the last time counts.
+        """
+        policy = self.policy
+        other = isinstance(policy, p.Values) and policy.program not in ("", graph.fingerprint)
+        return p.Nothing() if self.is_inside and other else policy
+
     def trace(self, perturbed: tuple[bool, ...]) -> Graph:
         """Returns the graph that the policy chooses from, for the inputs whose gradients are asked for."""
         return self._traced(perturbed)[0]
 
     def _traced(self, perturbed: tuple[bool, ...]) -> tuple[Graph, Sequence["Program"]]:
-        evaluate = _Evaluator(body_policy(self.policy))
+        evaluate = _Evaluator(self.policy)
         return trace_gradient(self.function, perturbed, evaluate), evaluate.inner
 
     def _forward(self, *inputs: Any) -> tuple[list[Any], "_Residuals"]:
@@ -174,7 +186,7 @@ def body_policy(policy: p.Policy) -> p.Policy | None:
     Positions count the values of the wrapped function itself. The border of segments inside of a scan is the carry.
     """
     match policy:
-        case p.Values():
+        case p.Values() | p.Loops():
             return None
         case p.Segments() | p.Offload(p.Segments()):
             return p.Nothing()
@@ -192,13 +204,17 @@ class _Evaluator:
     Calls of jitted functions stay calls, so that JAX's derivative adds up cotangents in the order that it always does.
     """
 
-    def __init__(self, policy: p.Policy | None) -> None:
-        self.policy = policy
+    def __init__(self, policy: p.Policy) -> None:
+        self.policy = body_policy(policy)
         self.inner = list[Program]()
+        self._loops = policy if isinstance(policy, p.Loops) else None
+        self._next_loop = 0
         self._calls = dict[int, tuple[ClosedJaxpr, Callable[..., Any]]]()
 
     def rewrites(self, eqn: JaxprEqn) -> bool:
         """Says whether this decides inside of an equation's body."""
+        if self._loops is not None:
+            return eqn.primitive.name == "scan"
         if self.policy is None:
             return False
         return eqn.primitive.name == "scan" or (eqn.primitive.name == "cond" and not isinstance(self.policy, p.Nothing))
@@ -230,32 +246,75 @@ class _Evaluator:
             self._calls[id(body)] = body, jax.jit(call)
         return self._calls[id(body)][1]
 
-    def _body(self, closed: ClosedJaxpr) -> "Program":
-        assert self.policy is not None
-        program = Program(*compat.hoisted(closed), self.policy, is_inside=True)
+    def _body(self, closed: ClosedJaxpr, policy: p.Policy, times: int = 1) -> "Program":
+        program = Program(*compat.hoisted(closed), policy, is_inside=True, times=times)
         self.inner.append(program)
         return program
 
+    def _policy_of_scan(self, length: int) -> tuple[int, p.Policy]:
+        """The run and the policy for the next scan; a run of 0 leaves the scan in one piece."""
+        if self._loops is None:
+            assert self.policy is not None
+            return 0, self.policy
+        number, self._next_loop = self._next_loop, self._next_loop + 1
+        if number >= len(self._loops.bodies):
+            raise PolicyError(
+                f"{self._loops}: needs a policy for every scan of the function; got {len(self._loops.bodies)}, and there are more."
+            )
+        run, policy = self._loops.bodies[number]
+        if run and (length % run or run == length):
+            raise PolicyError(
+                f"{self._loops}: scan number {number} has {length} steps, which cannot be cut into runs of {run}; use a divisor."
+            )
+        return run, policy
+
     def _scan(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
-        params = eqn.params
-        consts, init, scanned = compat.scan_parts(eqn, args)
-        program = self._body(params["jaxpr"])
+        length, consts_init_xs = eqn.params["length"], compat.scan_parts(eqn, args)
+        run, policy = self._policy_of_scan(length)
+        if not run:
+            return self._scanned(eqn, *consts_init_xs, length, self._body(eqn.params["jaxpr"], policy, length))
+        consts, init, xs = consts_init_xs
+        runs = [x.reshape(length // run, run, *x.shape[1:]) for x in xs]
+        body = compat.as_function(eqn.params["jaxpr"])
 
-        def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            outs = program([*consts, *state, *xs])
-            return outs[: len(init)], outs[len(init) :]
+        def one_run(*inputs: Any) -> list[Any]:
+            consts, rest = inputs[: len(consts_init_xs[0])], inputs[len(consts_init_xs[0]) :]
+            return _scan_over(eqn, lambda *xs: body(*consts, *xs), rest[: len(init)], rest[len(init) :], run)
 
-        final, stacked = jax.lax.scan(
-            body,
-            init,
-            scanned,
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return [*final, *stacked]
+        traced = jax.make_jaxpr(one_run)(*consts, *init, *(x[0] for x in runs))
+        program = self._body(traced, p.Loops(p.Nothing(), ((0, policy),)), length // run)
+        outs = self._scanned(eqn, consts, init, runs, length // run, program)
+        return [*outs[: len(init)], *(y.reshape(length, *y.shape[2:]) for y in outs[len(init) :])]
+
+    def _scanned(
+        self,
+        eqn: JaxprEqn,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: int,
+        program: "Program",
+    ) -> list[Any]:
+        return _scan_over(eqn, lambda *inputs: program([*consts, *inputs]), init, xs, length)
 
     def _cond(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
         index, *operands = args
-        branches = [self._body(branch) for branch in eqn.params["branches"]]
+        assert self.policy is not None
+        branches = [self._body(branch, self.policy) for branch in eqn.params["branches"]]
         return jax.lax.switch(index, [lambda *xs, branch=branch: branch(xs) for branch in branches], *operands)
+
+
+def _scan_over(
+    eqn: JaxprEqn, step: Callable[..., Sequence[Any]], init: Sequence[Any], xs: Sequence[Any], length: int
+) -> list[Any]:
+    """Scans in the manner of an equation with another body: `step(*carry, *slices)` gives the next carry and the outputs."""
+
+    def body(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        outs = list(step(*carry, *slices))
+        return outs[: len(init)], outs[len(init) :]
+
+    params = eqn.params
+    final, stacked = jax.lax.scan(
+        body, list(init), list(xs), length=length, reverse=params["reverse"], unroll=min(params["unroll"], length)
+    )
+    return [*final, *stacked]

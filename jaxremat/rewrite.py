@@ -7,7 +7,7 @@ or start it before the backward pass has come that far. One barrier opens as muc
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,7 @@ class _Writer:
         self.names = dict[Var, Atom]()  # what stands for a backward value now: gated, or the other half of a sum
         self.zeros = set(zeros)
         self.skipped = dict[Var, JaxprEqn]()  # equations left out as all cotangents that they read are zero
+        self.again = choice.again
         self.remade = set[Var]()  # forward and late values that are there again
         self.large_remade = set[Var]()  # those of them that are not small
         self.gate = dict[Var, Var]()  # stored values and inputs as they passed the gate that is open
@@ -154,6 +155,28 @@ class _Writer:
     def _remake(self, wanted: Sequence[Var], gate_on: Var | None) -> None:
         """Writes the recomputation of those of the wanted values that are not there, behind a gate on a cotangent."""
         forward, late, frontier = self._missing(wanted)
+        while steps := self._steps(forward, wanted):
+            # On the way to them all else is recomputed for them alone.
+            self._write(*self._missing(steps), steps, gate_on, only=set(steps))
+            forward, late, frontier = self._missing(wanted)
+        self._write(forward, late, frontier, wanted, gate_on)
+
+    def _steps(self, forward: Sequence[int], wanted: Sequence[Var]) -> list[Var]:
+        """The values of the lowest level that are to be kept, and are recomputed on the way to others."""
+        on_the_way = [v for i in forward for v in self.graph.forward[i].outvars if v in self.again and v not in wanted]
+        lowest = min((self.again[v] for v in on_the_way), default=0)
+        return [v for v in on_the_way if self.again[v] == lowest]
+
+    def _write(
+        self,
+        forward: Sequence[int],
+        late: Sequence[int],
+        frontier: Mapping[Var, None],
+        wanted: Sequence[Var],
+        gate_on: Var | None,
+        only: Collection[Var] | None = None,
+    ) -> None:
+        """Writes equations behind a gate. Their results are there afterwards; with `only`, these and no others."""
         for var in (*frontier, *wanted):
             if var in self.hosts and var not in self.fetched:
                 self._fetch(var, gate_on)
@@ -164,20 +187,23 @@ class _Writer:
             if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
                 self._open(list(frontier), gate_on, eqns[0])
             opened = self.gate
+        passing = dict[Var, Var]()  # what is dropped again
         for eqn in eqns:
-            invars = [
-                opened[v] if isinstance(v, Var) and v in opened and self._is_there(v) else self._current(v)
-                for v in eqn.invars
-            ]
+            gated = {v: opened[v] for v in eqn.invars if isinstance(v, Var) and v in opened and self._is_there(v)}
+            names = gated | passing
+            invars = [names[v] if isinstance(v, Var) and v in names else self._current(v) for v in eqn.invars]
             # An equation with several outputs may be run again for one of them while another is stored.
-            outvars = [compat.new_var(v.aval) if v in self.kept else v for v in eqn.outvars]
+            there = [self._is_there(v) or (only is not None and v not in only) for v in eqn.outvars]
+            outvars = [compat.new_var(v.aval) if is_there else v for v, is_there in zip(eqn.outvars, there)]
             self.eqns.append(eqn.replace(invars=invars, outvars=outvars))
-            remade = [v for v in eqn.outvars if v not in self.kept]
+            if only is not None:
+                passing.update((v, new) for v, new in zip(eqn.outvars, outvars) if v not in only)
+            remade = [v for v, is_there in zip(eqn.outvars, there) if not is_there]
             self.remade.update(remade)
             self.large_remade.update(v for v in remade if size_bytes(v.aval) > self.graph.small_bytes)
 
     def _is_there(self, var: Var) -> bool:
-        return var in self.kept or var in self.inputs
+        return var in self.kept or var in self.inputs or (var in self.again and var in self.remade)
 
     def _missing(self, wanted: Sequence[Var]) -> tuple[list[int], list[int], dict[Var, None]]:
         """Forward and late equations to run, in order, and the stored values and inputs that they start from."""
@@ -185,10 +211,10 @@ class _Writer:
         todo = [v for v in wanted if not self._is_there(v)]
         while todo:
             var = todo.pop()
-            if var in self.remade:
-                continue
             if self._is_there(var):
                 frontier[var] = None
+                continue
+            if var in self.remade:
                 continue
             if var in self.late_maker:
                 index, done, eqn = self.late_maker[var], late, self.graph.backward[self.late_maker[var]]

@@ -9,6 +9,7 @@ from jaxremat.policy import (
     Dots,
     DotsNoBatch,
     Everything,
+    Loops,
     Names,
     Nothing,
     Offload,
@@ -27,6 +28,7 @@ GRAMMAR = """A policy is one of
   paths:PATH[,PATH...]          values made inside module paths; globs allowed
   segments:N | segments:sqrt    values at the borders of N segments
   values:I[,I...]               forward values by position
+  loops:POLICY|POLICY|N*POLICY  for the function, and for the body of each scan; cut into runs of N steps
   offload:POLICY                what POLICY would store, in host memory
   budget:SIZE                   SIZE is bytes, 2GiB, 60% or fits
   POLICY+POLICY                 the union"""
@@ -110,6 +112,7 @@ def _parse_part(text: str) -> Policy:
         "paths": lambda: Paths(tuple(_split(rest))),
         "segments": lambda: Segments(_parse_count(rest)),
         "values": lambda: _parse_values(rest),
+        "loops": lambda: _parse_loops(rest),
         "offload": lambda: Offload(_parse_part(rest)),
         "budget": lambda: Budget(_parse_amount(rest)),
     }
@@ -151,8 +154,18 @@ def _parse_count(text: str) -> int | None:
 
 
 def _parse_values(text: str) -> Values:
-    positions, _, program = text.partition("@")
-    return Values(tuple(_parse_position(i) for i in _split(positions)), program)
+    levels, _, program = text.partition("@")
+    first, *again = [tuple(_parse_position(i) for i in _split(level)) for level in levels.split("/")]
+    return Values(first, program, tuple(again))
+
+
+def _parse_loops(text: str) -> Loops:
+    outer, *bodies = text.split("|")
+    parsed = list[tuple[int, Policy]]()
+    for body in bodies:
+        run, star, policy = body.strip().partition("*")
+        parsed.append((int(run), _parse_part(policy)) if star and run.isdecimal() else (0, _parse_part(body.strip())))
+    return Loops(_parse_part(outer.strip()), tuple(parsed))
 
 
 def _parse_position(text: str) -> int:

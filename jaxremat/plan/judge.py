@@ -9,7 +9,7 @@ import jax
 from jaxremat import policy as p
 from jaxremat.cost import cost
 from jaxremat.errors import CompileError
-from jaxremat.plan.search import Candidate
+from jaxremat.plan.candidate import Candidate
 from jaxremat.remat import remat
 
 Step = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Sequence[Any]]]

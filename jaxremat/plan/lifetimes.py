@@ -9,8 +9,8 @@ backward pass' own values, and what derives from the forward pass, stored or rec
 one segment of the function at a time.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +20,11 @@ from jaxremat.graph import size_bytes
 from jaxremat.plan.operations import Operation, Operations
 
 _NOBODY = frozenset[int]()
+_NO_LEVELS: Mapping[int, int] = {}
+
+
+def _every(_number: int) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,9 @@ class Lifetimes:
     @cached_property
     def own_bytes(self) -> np.ndarray:
         """For every backward operation the bytes of the backward pass' own values while it runs, gradients included."""
-        own = range(self.operations.forward_values, len(self.operations.sizes))
-        return self._live(self.operations.backward, counted=own, results=self._results & set(own))
+        first = self.operations.forward_values
+        results = {n for n in self._results if n >= first}
+        return self._live(self.operations.backward, counted=lambda n: n >= first, results=results)
 
     @cached_property
     def forward_bytes(self) -> np.ndarray:
@@ -68,10 +74,15 @@ class Lifetimes:
         live = self._live(together, results=self._results | self._outputs)
         return self.input_bytes + int(live.max(initial=0))
 
-    def peak_bytes(self, stored: Collection[int]) -> int:
-        """Returns the most bytes in use in forward and backward pass under a stored set (numbers of values)."""
+    def peak_bytes(self, stored: Collection[int], again: Mapping[int, int] = _NO_LEVELS) -> int:
+        """Returns the most bytes in use in forward and backward pass.
+
+        Args:
+            stored: the numbers of the stored values.
+            again: further values that are kept when they were recomputed, and their levels, from 2 on.
+        """
         forward = self._forward_peak(stored)
-        backward = self.backward(stored, given=_NOBODY, window=range(len(self.operations.backward)))
+        backward = self.backward(stored, _NOBODY, range(len(self.operations.backward)), again)
         return self.input_bytes + max(forward, backward.most_bytes)
 
     def _forward_peak(self, stored: Collection[int]) -> int:
@@ -83,54 +94,137 @@ class Lifetimes:
         live = self._live(operations, results=self._outputs | set(stored))
         return int(live.max(initial=0))
 
-    def backward(self, stored: Collection[int], given: Collection[int], window: Iterable[int]) -> Profile:
+    def backward(
+        self,
+        stored: Collection[int],
+        given: Collection[int],
+        window: Iterable[int],
+        again: Mapping[int, int] = _NO_LEVELS,
+    ) -> Profile:
         """Returns the bytes in use in a part of the backward pass.
 
         Args:
             stored: the numbers of the values that are stored, and freed after their last use here.
             given: values that are there, counted by somebody else.
             window: positions of the backward operations of this part, in order.
+            again: further values that are kept when they were recomputed, and their levels, from 2 on.
         """
-        program = list[Operation]()
-        times = list[int]()
-        recomputed = list[int]()
-        there = set(stored) | set(given)
-        gate = set[int]()  # what passed the gate that is open
-        gated = set[int]()  # cotangents that passed one: a gate is no fusion, so they are written
-        forward, maker, first = self.operations.forward, self.operations.maker, self.operations.forward_values
+        recomputation = _Recomputation(self.operations, stored, given, again)
+        first = self.operations.forward_values
         for time in window:
             operation = self.operations.backward[time]
-            todo = [n for n in operation.reads if n < first and n not in there]
-            if todo:
-                again = set[int]()
-                frontier = set[int]()
-                while todo:
-                    number = todo.pop()
-                    if number in stored or number in given:
-                        frontier.add(number)
-                    elif number not in there and maker[number] not in again:
-                        again.add(maker[number])
-                        todo += forward[maker[number]].reads
-                if not frontier <= gate or not gate:
-                    gate = frontier
-                    gated.add(max(operation.reads))
-                for position in sorted(again):
-                    program.append(forward[position])
-                    times.append(time)
-                    recomputed.append(position)
-                    there.update(forward[position].writes)
-            program.append(operation)
-            times.append(time)
+            if operation.reads or operation.writes:
+                recomputation.run(time, operation)
+        program, times = recomputation.program, recomputation.times
         if not program:
             return Profile(0, ())
-        live = self._live(program, counted=range(first), there=stored, written=gated, given=given)
-        return Profile(int((live + self.own_bytes[times]).max(initial=0)), tuple(recomputed))
+        # What operations need while they run is in the backward pass' own bytes.
+        sizes = [*self.operations.sizes, *recomputation.extra_sizes]
+        live = _live(
+            program,
+            sizes,
+            counted=lambda n: n < first or n >= len(self.operations.sizes),
+            there=stored,
+            written=recomputation.gated,
+            given=given,
+        )
+        return Profile(int((live + self.own_bytes[times]).max(initial=0)), tuple(recomputation.recomputed))
 
     def _live(
-        self, program: Sequence[Operation], *, counted: range | None = None, **values: Collection[int]
+        self, program: Sequence[Operation], *, counted: Callable[[int], bool] = _every, results: Collection[int]
     ) -> np.ndarray:
-        every = range(len(self.operations.sizes))
-        return _live(program, self.operations.sizes, counted=every if counted is None else counted, **values)
+        live = _live(program, self.operations.sizes, counted=counted, results=results)
+        return live + np.array([operation.work_bytes for operation in program] or [0], np.int64)
+
+
+class _Recomputation:
+    """Backward operations with what is recomputed just before each, as the rewriting of the gradient does it.
+
+    Attributes:
+        program: the operations in order.
+        times: for each of them the backward operation that it belongs to.
+        recomputed: positions of the forward operations that run again, one entry each time.
+        gated: cotangents that passed a gate: it is no fusion, so they are written.
+        extra_sizes: of values that are recomputed on the way to others and dropped: they have numbers of their own.
+    """
+
+    def __init__(
+        self, operations: Operations, stored: Collection[int], given: Collection[int], again: Mapping[int, int]
+    ) -> None:
+        self._operations, self._again = operations, again
+        self.program = list[Operation]()
+        self.times = list[int]()
+        self.recomputed = list[int]()
+        self.gated = set[int]()
+        self.extra_sizes = list[int]()
+        self._starts = set(stored) | set(given)  # where recomputation starts
+        self._there = set(self._starts)
+        self._gate = set[int]()
+
+    def run(self, time: int, operation: Operation) -> None:
+        """Adds a backward operation and the recomputation that it needs."""
+        first = self._operations.forward_values
+        wanted = [n for n in operation.reads if n < first and n not in self._there]
+        if wanted:
+            missing, frontier = self._missing(wanted)
+            while self._again and (steps := self._steps(missing, wanted)):
+                self._recompute(time, *self._missing(steps), operation, only=set(steps))
+                self._starts.update(steps)
+                missing, frontier = self._missing(wanted)
+            self._recompute(time, missing, frontier, operation)
+        self.program.append(operation)
+        self.times.append(time)
+
+    def _missing(self, wanted: Iterable[int]) -> tuple[list[int], set[int]]:
+        """Forward operations to run again, in order, and the values that they start from."""
+        maker, forward, there, starts = self._operations.maker, self._operations.forward, self._there, self._starts
+        again = set[int]()
+        frontier = set[int]()
+        todo = list(wanted)
+        while todo:
+            number = todo.pop()
+            if number in starts:
+                frontier.add(number)
+            elif number not in there and maker[number] not in again:
+                again.add(maker[number])
+                todo += forward[maker[number]].reads
+        return sorted(again), frontier
+
+    def _steps(self, missing: Sequence[int], wanted: Collection[int]) -> list[int]:
+        """The values of the lowest level that are to be kept, and are recomputed on the way to others."""
+        made = (n for position in missing for n in self._operations.forward[position].writes)
+        on_the_way = [n for n in made if n in self._again and n not in wanted and n not in self._there]
+        lowest = min((self._again[n] for n in on_the_way), default=0)
+        return [n for n in on_the_way if self._again[n] == lowest]
+
+    def _recompute(
+        self,
+        time: int,
+        missing: Sequence[int],
+        frontier: set[int],
+        operation: Operation,
+        only: Collection[int] | None = None,
+    ) -> None:
+        if not frontier <= self._gate or not self._gate:
+            self._gate = frontier
+            self.gated.add(max(operation.reads))
+        passing = dict[int, int]()
+        for position in missing:
+            forward = self._operations.forward[position]
+            if only is not None:
+                for number in forward.writes:
+                    if number not in only:
+                        passing[number] = len(self._operations.sizes) + len(self.extra_sizes)
+                        self.extra_sizes.append(self._operations.sizes[number])
+                forward = replace(
+                    forward,
+                    reads=tuple(passing.get(n, n) for n in forward.reads),
+                    writes=tuple(passing.get(n, n) for n in forward.writes),
+                )
+            self.program.append(forward)
+            self.times.append(time)
+            self.recomputed.append(position)
+            self._there.update(n for n in forward.writes if n < len(self._operations.sizes))
 
 
 _NOTHING = Operation((), (), True, False, 0, 0, 0)
@@ -140,7 +234,7 @@ def _live(
     program: Sequence[Operation],
     sizes: Sequence[int],
     *,
-    counted: range,
+    counted: Callable[[int], bool] = _every,
     there: Collection[int] = _NOBODY,
     results: Collection[int] = _NOBODY,
     written: Collection[int] = _NOBODY,
@@ -151,7 +245,7 @@ def _live(
     Args:
         program: operations in order.
         sizes: for every value its bytes.
-        counted: the values that count.
+        counted: says whether a value counts.
         there: values that are there from the start, until their last use.
         results: values that live to the end.
         written: values that are written to memory whoever reads them.
@@ -165,15 +259,23 @@ def _live(
     for step, operation in enumerate(program):
         sources = _NOBODY
         for number in operation.reads:
-            sources |= {number} if number in born else made_of.get(number, _NOBODY)
-        in_memory = [n for n in operation.writes if not operation.is_fused or n in whole]
-        if in_memory or not operation.writes:
-            last.update(dict.fromkeys(sources, step))
-            born.update(dict.fromkeys(in_memory, step))
-            last.update(dict.fromkeys(in_memory, step))
-        made_of.update(dict.fromkeys((n for n in operation.writes if n not in born), sources))
+            if number in born:
+                sources |= {number}
+            elif number in made_of:
+                sources |= made_of[number]
+        fused, writes = operation.is_fused, operation.writes
+        is_run = not fused or not writes
+        for number in writes:
+            if not fused or number in whole:
+                born[number] = last[number] = step
+                is_run = True
+            elif number not in born:
+                made_of[number] = sources
+        if is_run:
+            for number in sources:
+                last[number] = step
     last.update({n: end for n in results if n in born})
-    lives = {n: (born[n], last[n]) for n in born if last[n] >= 0 and n in counted and n not in given}
+    lives = {n: (born[n], last[n]) for n in born if last[n] >= 0 and counted(n) and n not in given}
     ending = dict[int, list[int]]()
     for number, (_, until) in lives.items():
         ending.setdefault(until, []).append(sizes[number])

@@ -8,7 +8,8 @@ memory unless somebody needs all of it: a convolution, a matrix product, the cal
 the bytes that autodiff keeps and those that a compiler allots.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +47,7 @@ class Operation:
         moved_bytes: what it reads and writes when it runs by itself, small values and inputs included.
         is_product: it multiplies element by element.
         multiplies: it is a reduction; one that needs whole arrays multiplies them itself.
+        work_bytes: of memory that it needs while it runs, beside what it reads and writes.
     """
 
     reads: tuple[int, ...]
@@ -57,6 +59,7 @@ class Operation:
     moved_bytes: int
     is_product: bool = False
     multiplies: bool = False
+    work_bytes: int = 0
 
     @property
     def flops(self) -> int:
@@ -71,6 +74,7 @@ class Operations:
         graph: the graph.
         fuses_reductions: whether the compiler computes inside of a reduction what it folds. XLA:CPU does so only where
             the innermost axes alone are folded.
+        work: for every scan of the forward pass what one step of its backward pass needs beside its inputs.
 
     Attributes:
         graph: the graph.
@@ -81,7 +85,7 @@ class Operations:
         forward_values: how many of the numbers are forward values.
     """
 
-    def __init__(self, graph: Graph, fuses_reductions: bool = True) -> None:
+    def __init__(self, graph: Graph, fuses_reductions: bool = True, work: Sequence[int] = ()) -> None:
         self.graph = graph
         self._fuses_reductions = fuses_reductions
         self.variables = list[Var]()
@@ -93,13 +97,17 @@ class Operations:
                 self._add(value.var, value.size_bytes)
         self.forward_values = len(self.variables)
         self._shown = dict[Var, int]()  # views in the backward pass
-        self.forward = [self._operation(eqn, forward=True) for eqn in graph.forward]
+        self.forward = [self._operation(eqn) for eqn in graph.forward]
         for eqn in graph.backward:
             for var in eqn.outvars:
                 size = size_bytes(var.aval)
                 if size > graph.small_bytes and not (eqn.primitive.name in CONSTANTS and size > _read_bytes(eqn)):
                     self._add(var, size)
-        self.backward = [self._operation(eqn, forward=False) for eqn in graph.backward]
+        self.backward = [self._operation(eqn) for eqn in graph.backward]
+        # The derivatives of scans stand in the backward pass in reverse.
+        loops = [i for i, eqn in enumerate(graph.backward) if eqn.primitive.name == "scan"]
+        for position, work_bytes in zip(reversed(loops), work):
+            self.backward[position] = replace(self.backward[position], work_bytes=work_bytes)
 
     def _add(self, var: Var, size: int) -> None:
         self._number[var] = len(self.variables)
@@ -111,7 +119,7 @@ class Operations:
         root = self.graph.root(var)
         return self._number.get(root) if isinstance(root, Var) else None
 
-    def _operation(self, eqn: JaxprEqn, forward: bool) -> Operation:
+    def _operation(self, eqn: JaxprEqn) -> Operation:
         reads = [n for v in eqn.invars if isinstance(v, Var) and (n := self.number(v)) is not None]
         writes = [self._number[v] for v in eqn.outvars if v in self._number]
         name = eqn.primitive.name

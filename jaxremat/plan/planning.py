@@ -2,27 +2,26 @@
 
 import time
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxremat import policy as p
-from jaxremat.choice import choose
 from jaxremat.compat import Var
 from jaxremat.errors import PolicyError, RematWarning
 from jaxremat.flops import count_equation
-from jaxremat.graph import Graph, size_bytes
+from jaxremat.graph import size_bytes
+from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step, Verdict
+from jaxremat.plan.loops import make_search
 from jaxremat.plan.objective import cost_of
 from jaxremat.plan.result import Attempt, Plan, Share, short
-from jaxremat.plan.search import Candidate, Search
-from jaxremat.program import Program
-from jaxremat.remat import Rematerialized
-from jaxremat.residuals import perturbed_inputs
+from jaxremat.plan.search import Search
+from jaxremat.plan.subject import Subject
 from jaxremat.spelling import parse
-from jaxremat.targets import find_target, package_versions
+from jaxremat.targets import Target, find_target, package_versions
 from jaxremat.text import human_bytes
 
 _ROUNDS = 5
@@ -95,7 +94,8 @@ def plan(
     amount = _amount(budget)
     chip = find_target(target)
     platform = chip.specification if chip.kind == "local" else chip.kind
-    search = Search(planning_graph(loss, args, kwargs, argnums), cost_of(objective, chip), platform)
+    subject = Subject(loss, args, kwargs, argnums)
+    search = make_search(subject, cost_of(objective, chip), platform, _chips(chip))
     judge = Judge(loss, step, args, kwargs, argnums, target if compile else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # candidates are weighed here, whatever they waste
@@ -109,22 +109,6 @@ def plan(
     if best.peak_bytes > limit:
         raise PolicyError(_too_small(limit, search, best, args, argnums))
     return _plan(search, judge, best, baseline, limit, target, objective, began, search_seconds)
-
-
-def planning_graph(
-    loss: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], argnums: int | Sequence[int]
-) -> Graph:
-    """Returns the graph whose forward values a plan's positions count.
-
-    Raises:
-        PolicyError: the loss has side effects.
-        TypeError: nothing at `argnums` can be differentiated.
-    """
-    function = loss if isinstance(loss, Rematerialized) else Rematerialized(loss, p.Nothing(), (), ())
-    traced, _, _ = function.program(*args, **kwargs)
-    flags = perturbed_inputs(function, traced, args, kwargs, argnums)
-    exact = Program(traced.function, traced.closed_over, p.Values((0,)), is_inside=True)
-    return exact.trace(flags)
 
 
 def _amount(budget: int | float | str) -> int | float | str:
@@ -163,7 +147,7 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
         return min((v for v in verdicts if v.peak_bytes <= limit), key=lambda v: v.candidate.order, default=None)
 
     # What the compiled step holds beside what the loss reads: optimizer state, a whole data set.
-    asked = limit - max(0, (baseline.argument_bytes or 0) - search.lifetimes.input_bytes)
+    asked = limit - max(0, (baseline.argument_bytes or 0) - search.input_bytes)
     low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
     for _ in range(_ROUNDS if judge.compiles else 1):
         start = time.perf_counter()
@@ -225,7 +209,7 @@ def _standard(search: Search) -> list[Candidate]:
 
 
 def _too_small(limit: int, search: Search, best: Verdict, args: Sequence[Any], argnums: int | Sequence[int]) -> str:
-    inputs = search.lifetimes.input_bytes
+    inputs = search.input_bytes
     gradients = sum(size_bytes(g.aval) for g in search.graph.gradients if isinstance(g, Var))
     asked = {argnums} if isinstance(argnums, int) else set(argnums)
     parameters = sum(
@@ -266,14 +250,14 @@ def _plan(
         note = "no compiler was asked: the planner's model decided"
     elif isinstance(candidate.policy, p.Everything):
         note = "no rematerialization is needed within this budget"
-    elif not isinstance(candidate.policy, p.Values):
+    elif not isinstance(candidate.policy, p.Values | p.Loops):
         note = f"the standard policy {candidate.policy} recomputes least of all that fit"
     attempts = [
         Attempt(
             short(v.candidate.policy),
             v.candidate.predicted_bytes,
             v.peak_bytes if judge.compiles else None,
-            _total(v.candidate),
+            v.candidate.flops,
         )
         for v in judge.verdicts.values()
     ]
@@ -286,12 +270,12 @@ def _plan(
         predicted_bytes=candidate.predicted_bytes,
         peak_bytes=best.peak_bytes if judge.compiles else None,
         without_remat_bytes=baseline.peak_bytes,
-        recomputed_contraction_flops=candidate.recomputed.dot_flops + candidate.recomputed.conv_flops,
-        recomputed_flops=_total(candidate),
+        recomputed_contraction_flops=candidate.contraction_flops,
+        recomputed_flops=candidate.flops,
         forward_flops=forward.dot_flops + forward.conv_flops + forward.elementwise_flops,
         bound=min(search.bound(limit), candidate.cost),
         cost=candidate.cost,
-        shares=_shares(search.graph, candidate.policy),
+        shares=_shares(candidate),
         attempts=tuple(attempts),
         seconds=time.perf_counter() - began,
         search_seconds=search_seconds,
@@ -300,31 +284,31 @@ def _plan(
     )
 
 
-def _total(candidate: Candidate) -> int:
-    count = candidate.recomputed
-    return count.dot_flops + count.conv_flops + count.elementwise_flops
-
-
-def _shares(graph: Graph, policy: p.Policy) -> tuple[Share, ...]:
+def _shares(candidate: Candidate) -> tuple[Share, ...]:
     """What is stored and recomputed of every operation in every module; only what is worth a row."""
-    if isinstance(policy, p.Everything):
-        return ()
-    choice = choose(graph, policy)
     stored, stored_bytes, again, flops = Counter(), Counter(), Counter(), Counter()
-    order = defaultdict[tuple[str, str], int](lambda: len(order))
-    for value in graph.values:
-        labels = graph.labels[value.var]
-        key = (labels.path, labels.op)
-        if value.var in choice.kept and value.size_bytes > graph.small_bytes:
-            _ = order[key]
-            stored[key] += 1
-            stored_bytes[key] += value.size_bytes
-        elif value.index in choice.recomputed and value.size_bytes > graph.small_bytes:
-            _ = order[key]
-            again[key] += 1
-            count = count_equation(value.eqn)
-            flops[key] += count.dot_flops + count.conv_flops + count.elementwise_flops
+    order = dict[tuple[str, str], None]()
+    for times, choice in candidate.choices if not isinstance(candidate.policy, p.Everything) else ():
+        graph = choice.graph
+        for value in graph.values:
+            labels = graph.labels[value.var]
+            key = (labels.path, labels.op)
+            if value.size_bytes <= graph.small_bytes:
+                continue
+            if value.var in choice.kept:
+                order[key] = None
+                stored[key] += times
+                stored_bytes[key] += times * value.size_bytes
+            elif value.index in choice.recomputed:
+                order[key] = None
+                again[key] += times
+                count = count_equation(value.eqn)
+                flops[key] += times * (count.dot_flops + count.conv_flops + count.elementwise_flops)
     return tuple(
         Share(path, op, stored[path, op], stored_bytes[path, op], again[path, op], flops[path, op])
         for path, op in order
     )
+
+
+def _chips(chip: Target) -> int:
+    return max(1, chip.chips)

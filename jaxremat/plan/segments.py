@@ -14,7 +14,7 @@ from jaxremat.plan.lifetimes import Lifetimes
 from jaxremat.plan.operations import Operation
 
 # So much is simulated in one search, in operations; the number of waists follows from it.
-_WORK = 1_500_000
+_WORK = 4_000_000
 _MOST_WAISTS = 48
 _FEWEST_WAISTS = 12
 

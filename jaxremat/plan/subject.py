@@ -1,0 +1,134 @@
+"""`Subject`: the function that is planned, traced once and cut under any policy; and `Picture`: what a cut is expected to need."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from jaxremat import policy as p
+from jaxremat.choice import Choice
+from jaxremat.compat import ClosedJaxpr
+from jaxremat.flops import FlopCount, count_equation
+from jaxremat.graph import Graph
+from jaxremat.inline import inline
+from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.lifetimes import Lifetimes, Profile
+from jaxremat.plan.operations import Operation, Operations
+from jaxremat.program import Cut, Program
+from jaxremat.remat import Rematerialized
+from jaxremat.residuals import perturbed_inputs
+
+_ANYTHING = p.Values((0,))
+
+
+class Subject:
+    """A function with the shapes of its arguments.
+
+    Args:
+        loss: the function, or what `remat` returned for it.
+        args, kwargs: its arguments or their shapes.
+        argnums: what is differentiated.
+
+    Raises:
+        PolicyError: the function has side effects.
+        TypeError: nothing at `argnums` can be differentiated.
+    """
+
+    def __init__(
+        self, loss: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], argnums: int | Sequence[int]
+    ) -> None:
+        function = loss if isinstance(loss, Rematerialized) else Rematerialized(loss, p.Nothing(), (), ())
+        traced, _, _ = function.program(*args, **kwargs)
+        self.function: ClosedJaxpr = traced.function
+        self._closed_over = traced.closed_over
+        self._flags = perturbed_inputs(function, traced, args, kwargs, argnums)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph with its scans in one piece: that whose values `values:` policies count."""
+        return self._program(_ANYTHING).trace(self._flags)
+
+    @cached_property
+    def scans(self) -> int:
+        """How many scans the function runs, those inside of other scans' bodies left out."""
+        return sum(eqn.primitive.name == "scan" for eqn in inline(self.function.jaxpr.eqns, {})[0])
+
+    def cut(self, policy: p.Policy) -> Cut:
+        """Returns the function's cut under a policy, which may fit nothing.
+
+        Raises:
+            PolicyError: the policy cannot be applied.
+        """
+        return self._program(policy).cut(self._flags)
+
+    def _program(self, policy: p.Policy) -> Program:
+        return Program(self.function, self._closed_over, policy, is_inside=True)
+
+
+class Picture:
+    """A cut in numbers, with what goes on inside of the bodies of its scans.
+
+    Attributes:
+        graph: the cut's graph.
+        operations: the same in numbers.
+        lifetimes: of its values.
+        inside: the pictures of the bodies, and how often each runs.
+    """
+
+    def __init__(self, cut: Cut, cost: Callable[[Operation], float], platform: str) -> None:
+        self._cost = cost
+        self.choice = cut.choice
+        self.graph = cut.choice.graph
+        self.inside = [
+            (program.times, Picture(last, cost, platform))
+            for program in cut.inner
+            for last in list(program.cuts.values())[-1:]
+        ]
+        work = [picture.work_bytes for times, picture in self.inside if times > 1]
+        self.operations = Operations(self.graph, platform != "cpu", work)
+        self.lifetimes = Lifetimes(self.operations)
+
+    @property
+    def work_bytes(self) -> int:
+        """What one run of the backward pass of this body needs at most, beside its inputs."""
+        return self._profile(self.choice).most_bytes
+
+    def stored(self, choice: Choice) -> frozenset[int]:
+        """Returns the numbers of the values that a choice from this graph stores."""
+        return frozenset(n for var in choice.kept if (n := self.operations.number(var)) is not None)
+
+    def _again(self, choice: Choice) -> dict[int, int]:
+        return {n: level for var, level in choice.again.items() if (n := self.operations.number(var)) is not None}
+
+    def _profile(self, choice: Choice) -> Profile:
+        window = range(len(self.operations.backward))
+        return self.lifetimes.backward(self.stored(choice), (), window, self._again(choice))
+
+    def _runs_again(self, choice: Choice) -> Iterable[int]:
+        """The forward equations that run again, those that run several times as often."""
+        return self._profile(choice).recomputed if choice.again else choice.recomputed
+
+    def recomputed(self, choice: Choice) -> FlopCount:
+        """Returns what the backward pass computes again under a choice from this graph, the bodies included."""
+        total = FlopCount()
+        for index in self._runs_again(choice):
+            total += count_equation(self.graph.forward[index])
+        for times, picture in self.inside:
+            total += picture.recomputed(picture.choice).times(times)
+        return total
+
+    def cost(self, choice: Choice) -> float:
+        """Returns the cost of that."""
+        own = sum(self._cost(self.operations.forward[index]) for index in self._runs_again(choice))
+        return own + sum(times * picture.cost(picture.choice) for times, picture in self.inside)
+
+    def candidate(self, choice: Choice, policy: p.Policy) -> Candidate:
+        """Returns a choice from this graph as a candidate."""
+        peak = self.lifetimes.peak_bytes(self.stored(choice), self._again(choice))
+        return Candidate(policy, peak, self.recomputed(choice), self.cost(choice), tuple(self.choices(choice)))
+
+    def choices(self, choice: Choice) -> Iterable[tuple[int, Choice]]:
+        """Yields a choice from this graph and those inside of it, each with how often it is made."""
+        yield 1, choice
+        for times, picture in self.inside:
+            for more, inner in picture.choices(picture.choice):
+                yield times * more, inner
