@@ -8,10 +8,9 @@ from experiments import agreement, torch_layers  # noqa: E402
 from experiments.agreement_training import Losses, Training, largest_difference, train_jax, train_torch  # noqa: E402
 
 SHORT = {
-    "net": Training("net", steps=50, batch_size=16, learning_rate=0.05, bits=64),
-    "resnet18": Training("resnet18", steps=3, batch_size=4, learning_rate=0.05, bits=64),
-    "wrn16_4": Training("wrn16_4", steps=3, batch_size=4, learning_rate=0.05, bits=64),
-    "vit": Training("vit", steps=3, batch_size=4, learning_rate=0.05, bits=64),
+    "net": Training("net", steps=20, batch_size=16, learning_rate=0.05, bits=64),
+    "resnet18": Training("resnet18", steps=3, batch_size=2, learning_rate=0.05, bits=64),
+    "vit": Training("vit", steps=2, batch_size=4, learning_rate=0.05, bits=64),
 }
 
 
