@@ -122,12 +122,16 @@ def _shown(result: Result | None, column: int) -> str:
 
 def left_out(group: Group) -> list[str]:
     """Returns a sentence for each cell without figures: by name, with the reason."""
-    return [
-        # Most reasons begin with the policy, which stands there already.
-        f"{NAMES[r.cell.framework]}, `{r.cell.policy}` {r.status}: {r.why.removeprefix(f'{r.cell.policy}: ')}"
-        for r in group.results
-        if r.status != "measured"
-    ]
+    sentences, present = list[str](), {result.cell.framework for result in group.results}
+    for policy in group.policies:
+        for framework in (name for name in NAMES if name in present):
+            cell, result = f"{NAMES[framework]}, `{policy}`", group.find(framework, policy)
+            if result is None:
+                sentences.append(f"{cell} was not run")
+            elif result.status != "measured":
+                # Most reasons begin with the policy, which stands there already.
+                sentences.append(f"{cell} {result.status}: {result.why.removeprefix(f'{policy}: ')}")
+    return sentences
 
 
 def notes(group: Group) -> list[str]:

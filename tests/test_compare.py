@@ -53,6 +53,7 @@ TABLE = """\
 | `nothing` | 0.5 | failed | 3.0 | failed | 40 (35-45) | failed | 2+1 | failed | 12.50% | failed |
 
 - PyTorch, `nothing` failed: RuntimeError: a | b (exit status 1)
+- JAX, `values:1` was not run
 - PyTorch, `values:1` refused: PyTorch cannot express values:1
 
 Measured 2026-01-02 on a processor, 2 cores, on cpu; python 3.11, jax 1.0, torch 1.0."""
