@@ -122,9 +122,12 @@ def _shown(result: Result | None, column: int) -> str:
 
 def left_out(group: Group) -> list[str]:
     """Returns a sentence for each cell without figures: by name, with the reason."""
-    sentences, present = list[str](), {result.cell.framework for result in group.results}
+    sentences = list[str]()
+    frameworks: list[Framework] = [
+        framework for framework in NAMES if any(r.cell.framework == framework for r in group.results)
+    ]
     for policy in group.policies:
-        for framework in (name for name in NAMES if name in present):
+        for framework in frameworks:
             cell, result = f"{NAMES[framework]}, `{policy}`", group.find(framework, policy)
             if result is None:
                 sentences.append(f"{cell} was not run")
