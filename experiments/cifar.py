@@ -3,7 +3,8 @@
     python -m experiments.cifar --policy dots
     python -m experiments.cifar --policy nothing --model resnet18 --data sample --epochs 1
     python -m experiments.cifar --policy names:conv_out --checkpoint-dir ckpt --out results.jsonl
-    python -m experiments.cifar --policy nothing,dots,segments:sqrt --target h100,v5e --dry-run --plot cost.png
+    python -m experiments.cifar --policy budget:60% --model resnet18 --data sample --epochs 1
+    python -m experiments.cifar --policy nothing,dots,budget:fits --target h100,v5e --dry-run --plot cost.png
 
 Progress goes to standard error; standard output gets a table and, as its last line, the run's record (of a dry run, all
 figures) as JSON. The exit status is 0, or 2 with one message on standard error when something asked for cannot be done.
@@ -19,16 +20,16 @@ import jax
 import tyro
 from rich.console import Console
 
-from experiments import checkpoints, data, devices, dry_run, dry_run_report, loop, progress, records, report
+from experiments import budgets, checkpoints, data, devices, dry_run, dry_run_report, loop, progress, records, report
 from experiments.cifar_files import CLASSES
 from experiments.command import exit_status, resuming
 from experiments.config import Config, check
 from experiments.dry_run import DryRun
 from experiments.errors import ExperimentError
-from experiments.program import apply_policy, build_program
+from experiments.program import Applied, apply_policy, build_program
 from experiments.records import Record
 from experiments.training import TrainState
-from jaxremat import PolicyError
+from jaxremat import Plan, PolicyError
 
 
 @dataclass(frozen=True)
@@ -47,27 +48,47 @@ class Trained:
     record: Record | None
 
 
-def train(config: Config, console: Console) -> Trained:
+@dataclass(frozen=True)
+class Chosen:
+    """What a run keeps for its backward pass; `plan` where its policy is a budget."""
+
+    applied: Applied
+    residual_bytes: int
+    plan: Plan | None
+
+
+def train(config: Config, console: Console, target: str = "local") -> Trained:
     """Trains as configured and returns the final state with the run's record.
 
     Args:
         config: what to do.
         console: where progress is shown.
+        target: for which chips a budget is planned, whatever it is trained on.
 
     Raises:
         ExperimentError: something asked for cannot be done; the message says what, and the remedy.
-        PolicyError: the policy is none, or cannot be applied to the model.
+        PolicyError: the policy is none, cannot be applied to the model, or is a budget that no plan meets.
+        TargetError: the target does not exist, or nothing here compiles for it.
+        CompileError: the target's compiler refused the step that was planned.
     """
     check(config)
     records.require_outputs(config.out, config.checkpoint_dir)
     devices.join_processes(config)
     over = devices.all_devices()
     # What can be refused without the data set is refused before it is fetched.
-    devices.check_batch(config.batch_size, over, data.TRAINING_IMAGES[config.data])
-    applied = apply_policy(config, len(CLASSES))
-    residual_bytes = applied.residual_bytes(config.batch_size)
+    images = data.TRAINING_IMAGES[config.data]
+    devices.check_batch(config.batch_size, over, images)
+    budget = budgets.is_budget(config)
+    if budget:
+        budgets.require_target(config, target, images)
+    # The data set lies on the device: a plan beside the sample is another than beside the full set.
+    early = not budget or data.is_certain(config.data, config.data_dir)
+    chosen = _choose(config, target, images, console) if early else None
     dataset = data.load(config.data, None if config.data_dir is None else Path(config.data_dir).expanduser())
     devices.check_batch(config.batch_size, over, len(dataset.train_labels))
+    if chosen is None:
+        chosen = _choose(config, target, len(dataset.train_labels), console)
+    applied, plan = chosen.applied, chosen.plan
     first = jax.process_index() == 0
     saved = checkpoints.open_checkpoints(config.checkpoint_dir, config.identity() | {"dataset": dataset.name})
     try:
@@ -107,11 +128,27 @@ def train(config: Config, console: Console) -> Trained:
         loss_steps=loss_steps,
         losses=losses,
         step_seconds=history.median_step_seconds,
-        residual_bytes=residual_bytes,
+        residual_bytes=chosen.residual_bytes,
         compiled_temp_bytes=program.compiled_temp_bytes,
         params_sha256=checkpoints.digest(state.params),
+        note="" if plan is None else plan.note,
+        plan=None if plan is None else budgets.as_json(plan),
     )
     return Trained(state, record)
+
+
+def _choose(config: Config, target: str, training_images: int, console: Console) -> Chosen:
+    plan = None
+    if budgets.is_budget(config):
+        chip = budgets.require_target(config, target, training_images)
+        applied, plan = budgets.plan_run(config, chip, training_images, _sayer(console))
+    else:
+        applied = apply_policy(config, len(CLASSES))
+    return Chosen(applied, applied.residual_bytes(config.batch_size), plan)
+
+
+def _sayer(console: Console) -> dry_run.Say:
+    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def compile_only(config: Config, options: DryRun, console: Console) -> int:
@@ -125,7 +162,7 @@ def compile_only(config: Config, options: DryRun, console: Console) -> int:
     Raises:
         ExperimentError, PolicyError, TargetError: as `dry_run.run`; or there are no figures to show.
     """
-    rows = dry_run.run(config, options, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+    rows = dry_run.run(config, options, _sayer(console))
     out = Console()
     # Narrower it would lose figures; a file or a pipe has no width of its own.
     out = Console(width=max(out.width, 120 if out.is_terminal else 200))
@@ -148,11 +185,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: Command) -> int:
     """Does what was asked for; what cannot be done is an error that says so in the words of the command line."""
     config = command.training
-    dry_run.check_options(command.dry)
     try:
+        dry_run.check_options(command.dry, config)
         if command.dry.dry_run:
             return compile_only(config, command.dry, Console(stderr=True))
-        record = train(config, Console(stderr=True)).record
+        target = "local" if command.dry.target is None else command.dry.target.strip()
+        record = train(config, Console(stderr=True), target).record
     except PolicyError as error:
         raise ExperimentError(f"{error}{_hint(config)}") from None
     except jax.errors.JaxRuntimeError as error:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from experiments.errors import ExperimentError
-from jaxremat import PolicyError, TargetError
+from jaxremat import CompileError, PolicyError, TargetError
 
 
 def exit_status(body: Callable[[], int], *, interrupted: str) -> int:
@@ -24,7 +24,7 @@ def exit_status(body: Callable[[], int], *, interrupted: str) -> int:
     """
     try:
         return body()
-    except (ExperimentError, PolicyError, TargetError) as error:
+    except (ExperimentError, PolicyError, TargetError, CompileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

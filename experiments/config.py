@@ -10,6 +10,7 @@ from experiments.errors import ExperimentError
 from experiments.models import ModelName
 from experiments.operations import OpsName
 from experiments.policies import split_policies
+from jaxremat.policy import Budget
 
 # Fields that decide the run's parameters, or what its record says of them: a checkpoint belongs to one choice of them.
 # The rest may change between a run and its resumption.
@@ -24,7 +25,8 @@ class Config:
 
     policy: str = "everything"
     """What the backward pass finds stored, for example everything, nothing, dots, names:conv_out, ops:conv=store,*=recompute
-    or segments:sqrt. An unknown spelling prints the grammar. Several, with commas between, with --dry-run."""
+    or segments:sqrt; or what a step may take, which is planned first: budget:4GiB, budget:60% of the peak without
+    rematerialization, or budget:fits. An unknown spelling prints the grammar. Several, with commas, with --dry-run."""
     model: ModelName = "net"
     """The network; experiments/models.py lists its modules and tags."""
     ops: OpsName = "standard"
@@ -81,7 +83,11 @@ def check(config: Config) -> None:
             f"--policy takes one policy to train with, and several only with --dry-run; got {len(several)}: "
             f"{' and '.join(map(str, several))}."
         )
-    jaxremat.parse(config.policy)
+    policy = jaxremat.parse(config.policy)
+    if isinstance(policy, Budget) and config.regions == "block":
+        raise ExperimentError(
+            f"A budget is planned for the whole loss: use --regions net or auto; got block for {policy}."
+        )
     for field, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(config, field) < least:
             raise ExperimentError(f"--{_flag(field)} must be at least {least}; got {getattr(config, field)}.")
@@ -108,6 +114,11 @@ def check_filled(batch_size: int, training_images: int) -> None:
 
 def _check_processes(config: Config) -> None:
     count, index = config.num_processes, config.process_id
+    if config.coordinator is not None and isinstance(jaxremat.parse(config.policy), Budget):
+        raise ExperimentError(
+            f"A budget is planned in one process; got --coordinator {config.coordinator}. Plan with --dry-run and the "
+            "--target of all chips, and train with the policy that it found (`resolved` in its JSON) and --regions net."
+        )
     if config.coordinator in (None, "auto"):
         if count is not None or index is not None:
             raise ExperimentError(

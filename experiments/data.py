@@ -23,6 +23,11 @@ _FULL = sum(file.records for file in TRAIN_FILES)
 TRAINING_IMAGES = {"auto": _FULL, "cifar10": _FULL, "sample": sample.TRAIN.records}
 
 
+def is_certain(source: str, directory: str | None) -> bool:
+    """Says whether the number of training images is known before they are fetched: from `auto` the sample may come."""
+    return source != "auto" or directory is not None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
     """Images and labels in host memory.

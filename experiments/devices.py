@@ -1,5 +1,7 @@
 """Devices and processes: who takes part in a run, and how arrays are laid out over them."""
 
+import os
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+import jaxremat
 from experiments.config import Config, check_filled
 from experiments.errors import ExperimentError
 
@@ -65,7 +68,16 @@ def join_processes(config: Config) -> None:
 
 
 def all_devices() -> Devices:
-    """Returns the devices of all processes. The axis is automatic: the compiler divides the work along it."""
+    """Returns the devices of all processes. The axis is automatic: the compiler divides the work along it.
+
+    It starts JAX's backends, where they are not yet, and before that forbids XLA:CPU fused multiply-adds on x86, unless
+    `XLA_FLAGS` says otherwise. XLA contracts a product and a sum in one fusion into one rounding, and what is fused with
+    what depends on the policy; without it all policies train a network of ReLUs to the same bits. Only the environment
+    has that say: as an option of `jax.jit` it is accepted and does nothing.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if platform.machine() in ("x86_64", "AMD64") and "--xla_cpu_max_isa" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_max_isa=AVX".strip()
     return Devices(Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,)))
 
 
@@ -88,6 +100,28 @@ def check_batch(batch_size: int, devices: Devices, training_images: int) -> None
             f"Near it: {' or '.join(map(str, nearest))}."
         )
     check_filled(batch_size, training_images)
+
+
+def devices_of(target: jaxremat.Target) -> Devices:
+    """Returns the devices that a program for a target is laid out over: those that are here, or so many absent ones."""
+    return all_devices() if target.kind == "local" else absent_devices(target.chips)
+
+
+def check_batch_on(target: jaxremat.Target, batch_size: int, training_images: int) -> None:
+    """Refuses a batch that cannot be divided over a target's chips, or filled.
+
+    Raises:
+        ExperimentError: it names the target.
+    """
+    try:
+        check_batch(batch_size, devices_of(target), training_images)
+    except ExperimentError as error:
+        raise ExperimentError(f"--target {target.name}: {error}") from None
+
+
+def why_missing(target: jaxremat.Target) -> str:
+    """Returns the message for a target that is not available, with what to install."""
+    return f"nothing here compiles for {target.name}. Needed: {target.remedy}"
 
 
 def describe_devices(devices: Devices) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jaxremat
-from experiments import devices, policies, program, records
+from experiments import budgets, devices, policies, program, records
 from experiments.cifar_files import CLASSES
 from experiments.config import Config, check
 from experiments.data import TRAINING_IMAGES
@@ -23,7 +23,8 @@ from experiments.errors import ExperimentError
 from experiments.largest_batch import Probe, find_largest_batch
 from experiments.plots import FORMATS
 from jaxremat.flops import count_flops
-from jaxremat.policy import Everything
+from jaxremat.plan.result import short
+from jaxremat.policy import Budget, Everything
 
 # What has no meaning where nothing is trained: refused, not ignored.
 _TRAINING_ONLY = ("data_dir", "checkpoint_dir", "out", "max_steps", "coordinator", "num_processes", "process_id")
@@ -38,7 +39,8 @@ class DryRun:
     dry_run: bool = False
     """Train nothing: print what each of several policies (--policy dots,nothing,segments:sqrt) costs on each target."""
     target: str | None = None
-    """Chips to compile for, attached or not, such as h100,v5e or h100:4 (default: local). With --dry-run."""
+    """Chips to compile for, attached or not, such as h100,v5e or h100:4 (default: local). With --dry-run; and one of
+    them with a budget, which is then planned for it."""
     largest_batch: bool = False
     """Find the largest batch that fits, per policy and target. With --dry-run."""
     plot: str | None = None
@@ -52,6 +54,8 @@ class Row:
     Attributes:
         target: the chip, or chips.
         policy: its spelling; None in the one row of a target that nothing here compiles for.
+        resolved: the spelling of what was planned for a budget; None for other policies, and where no plan was found.
+        plan: the figures of that plan.
         regions: where the policy is applied: round the whole loss (net) or to each block.
         residual_bytes: kept for the backward pass of the whole batch, from the trace.
         peak_bytes: of the whole step on one chip, from the compiler; where it ran out of memory, what it wanted.
@@ -69,6 +73,8 @@ class Row:
 
     target: str
     policy: str | None
+    resolved: str | None = None
+    plan: dict[str, Any] | None = None
     regions: policies.Regions | None = None
     residual_bytes: int | None = None
     peak_bytes: int | None = None
@@ -83,17 +89,27 @@ class Row:
     problem: str | None = None
 
 
-def check_options(options: DryRun) -> None:
+def check_options(options: DryRun, config: Config) -> None:
     """Refuses options that only a dry run heeds where none is asked for, and a picture that cannot be written.
 
     Raises:
         ExperimentError: naming the option.
+        PolicyError: a target to train for, and a policy that is none.
     """
     if not options.dry_run:
-        given = [field.name for field in dataclasses.fields(options) if getattr(options, field.name)]
+        values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+        given = [name for name, value in values.items() if value not in (None, False)]
+        if "target" in given and any(isinstance(policy, Budget) for policy in policies.split_policies(config.policy)):
+            given.remove("target")
+            if len(names := _names(options.target)) > 1:
+                raise ExperimentError(
+                    f"--target takes one target to plan a training for, and several only with --dry-run; got {len(names)}: "
+                    f"{' and '.join(names)}."
+                )
         if given:
+            instead = ", or a budget to plan for it (--policy budget:4GiB)" if given[0] == "target" else ""
             raise ExperimentError(
-                f"--{given[0].replace('_', '-')} needs --dry-run: training compiles for its own devices."
+                f"--{given[0].replace('_', '-')} needs --dry-run{instead}: training compiles for its own devices."
             )
     if options.plot is not None:
         if not options.plot.endswith(FORMATS):
@@ -118,32 +134,37 @@ def run(config: Config, options: DryRun, say: Say) -> list[Row]:
         PolicyError: a policy that is none, or that cannot be applied to the model.
         TargetError: a target that does not exist.
     """
-    check_options(options)
+    check_options(options, config)
     for name in _TRAINING_ONLY:
         if getattr(config, name) is not None:
             raise ExperimentError(f"--{name.replace('_', '-')} belongs to training and has no meaning with --dry-run.")
     chosen = dict.fromkeys([Everything(), *policies.split_policies(config.policy)])
     configs = [dataclasses.replace(config, policy=str(policy)) for policy in chosen]
-    check(configs[0])
+    for each in configs:
+        check(each)
     targets = list(dict.fromkeys(jaxremat.targets()[name] for name in _names(options.target)))
     images = TRAINING_IMAGES[config.data]
     for target in targets:
         if target.available:
-            _check_batch(config.batch_size, target, images)
+            devices.check_batch_on(target, config.batch_size, images)
     compiler = _Compiler(images, say)
-    plain = [compiler.traced_row(each) for each in configs]
+    # What a budget means is planned for each target.
+    plain = [
+        Row("", each.policy, regions="net") if budgets.is_budget(each) else compiler.traced_row(each)
+        for each in configs
+    ]
     rows = list[list[Row]]()
     work = dict[str, list[Callable[[], None]]]()
     for target in targets:
         if not target.available:
-            rows.append([Row(target.name, None, memory_bytes=target.memory_bytes, problem=_remedy(target))])
+            rows.append([Row(target.name, None, memory_bytes=target.memory_bytes, problem=devices.why_missing(target))])
             continue
         mine = [
             dataclasses.replace(
                 row,
                 target=target.name,
                 memory_bytes=target.memory_bytes,
-                recomputed_flops=None if row.flops is None or plain[0].flops is None else row.flops - plain[0].flops,
+                recomputed_flops=_difference(row.flops, plain[0].flops),
             )
             for row in plain
         ]
@@ -151,7 +172,10 @@ def run(config: Config, options: DryRun, say: Say) -> list[Row]:
         for i, each in enumerate(configs):
 
             def complete(mine: list[Row] = mine, i: int = i, each: Config = each, target: jaxremat.Target = target):
-                mine[i] = compiler.complete(mine[i], each, target, options.largest_batch)
+                if budgets.is_budget(each):
+                    mine[i] = compiler.planned(mine[i], each, target, plain[0].flops, options.largest_batch)
+                else:
+                    mine[i] = compiler.complete(mine[i], each, target, options.largest_batch)
 
             work.setdefault(target.kind, []).append(complete)
     # Each kind has a compiler process of its own, and some take a minute where others take seconds.
@@ -163,19 +187,8 @@ def _names(targets: str | None) -> list[str]:
     return ["local"] if targets is None else [name.strip() for name in targets.split(",")]
 
 
-def _remedy(target: jaxremat.Target) -> str:
-    return f"nothing here compiles for {target.name}. Needed: {target.remedy}"
-
-
-def _check_batch(batch_size: int, target: jaxremat.Target, images: int) -> None:
-    try:
-        devices.check_batch(batch_size, _devices(target), images)
-    except ExperimentError as error:
-        raise ExperimentError(f"--target {target.name}: {error}") from None
-
-
-def _devices(target: jaxremat.Target) -> devices.Devices:
-    return devices.all_devices() if target.kind == "local" else devices.absent_devices(target.chips)
+def _difference(flops: int | None, plain_flops: int | None) -> int | None:
+    return None if flops is None or plain_flops is None else flops - plain_flops
 
 
 class _RefusedError(Exception):
@@ -217,9 +230,36 @@ class _Compiler:
         row = dataclasses.replace(row, **self._figures(config, target))
         return dataclasses.replace(row, **self._largest_batch(row, config, target)) if with_largest_batch else row
 
+    def planned(
+        self, row: Row, config: Config, target: jaxremat.Target, plain_flops: int | None, with_largest_batch: bool
+    ) -> Row:
+        """Returns the row of a budget: the figures of the step under its plan for the target, or why there is none."""
+        try:
+            applied, plan = budgets.plan_run(config, target, self._images, self._say)
+        except (jaxremat.PolicyError, jaxremat.CompileError) as error:
+            return dataclasses.replace(row, problem=str(error))
+        under = budgets.resolved(config, plan)
+        self._applied[dataclasses.replace(under, batch_size=1)] = applied
+        traced = self.traced_row(under)
+        row = dataclasses.replace(
+            row,
+            resolved=under.policy,
+            plan=budgets.as_json(plan),
+            residual_bytes=traced.residual_bytes,
+            flops=traced.flops,
+            recomputed_flops=_difference(traced.flops, plain_flops),
+        )
+        row = self.complete(row, under, target, with_largest_batch=False)
+        if with_largest_batch and row.problem is None:
+            problem = (
+                f"largest batch: a plan is for one batch; give --batch-size with {config.policy}, one after another"
+            )
+            return dataclasses.replace(row, problem=problem)
+        return row
+
     def _figures(self, config: Config, target: jaxremat.Target) -> dict[str, Any]:
-        parts, step = self._build(config, _devices(target), target.kind == "local")
-        where = f"{target.name}  {config.policy}  batch {config.batch_size}"
+        parts, step = self._build(config, devices.devices_of(target), target.kind == "local")
+        where = f"{target.name}  {short(jaxremat.parse(config.policy))}  batch {config.batch_size}"
         try:
             cost = jaxremat.cost(step, parts.state, parts.training, parts.order, target=target.name)
         except jaxremat.CompileError as error:
@@ -250,7 +290,7 @@ class _Compiler:
             found = find_largest_batch(
                 probe,
                 start=config.batch_size,
-                unit=_devices(target).count,
+                unit=devices.devices_of(target).count,
                 limit=self._images,
                 memory_bytes=row.memory_bytes,
             )

@@ -8,12 +8,14 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+import jaxremat
 from experiments import records
 from experiments.config import Config
 from experiments.data import TRAINING_IMAGES
 from experiments.dry_run import Row
 from experiments.errors import ExperimentError
 from experiments.plots import NO_REMAT, CostRow, cost_picture
+from jaxremat.plan.result import short
 from jaxremat.targets import package_versions
 
 BASELINE = "everything"
@@ -56,6 +58,8 @@ def table(config: Config, rows: Sequence[Row]) -> Table:
 def _policy(row: Row) -> str:
     if row.policy is None:
         return ""
+    if row.resolved is not None:
+        return f"{row.policy} ({short(jaxremat.parse(row.resolved))})"
     notes = {BASELINE: " (no remat)"}.get(row.policy, "")
     return row.policy + (notes or (" (each block)" if row.regions == "block" else ""))
 

@@ -1,6 +1,5 @@
 """The compiled program of a run: initial state, step and evaluation, built once from a configuration."""
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import jaxremat
 from experiments import policies
 from experiments.config import Config
 from experiments.data import Dataset
-from experiments.devices import Devices
+from experiments.devices import Devices, absent_devices
 from experiments.models import build
 from experiments.training import (
     AUGMENTED,
@@ -72,10 +71,22 @@ class Applied:
         Raises:
             PolicyError: the policy does not fit this model.
         """
+        return jaxremat.residuals(self.loss, *self.arguments(batch_size)).total_bytes
+
+    def arguments(self, batch_size: int) -> tuple[Any, ...]:
+        """Returns the shapes that a step hands to the loss.
+
+        They are laid out over a mesh, as those of the step are: there JAX traces a function to another program than without
+        one, with other numbers of values, and a plan is a list of such numbers.
+        """
         images = jax.ShapeDtypeStruct((batch_size, 32, 32, 3), self.dtype)
         labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
         key = jax.eval_shape(lambda: jax.random.key(0))
-        return jaxremat.residuals(self.loss, *self.shapes, images, labels, key).total_bytes
+        whole = absent_devices(1).whole
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole),
+            (*self.shapes, images, labels, key),
+        )
 
 
 def apply_policy(config: Config, classes: int) -> Applied:
@@ -148,7 +159,7 @@ def build_program(config: Config, applied: Applied, dataset: Dataset, devices: D
 
     whole = devices.whole
     init = jax.jit(parts.init, out_shardings=whole, compiler_options=_options_of_init())
-    compiled_step = parts.jit_step(step_options()).lower(state, training, parts.order).compile()
+    compiled_step = parts.jit_step(jaxremat.compiler_options()).lower(state, training, parts.order).compile()
     count_correct = (
         jax.jit(make_count_correct(model, batch_size=test_batch, dtype=dtype, split=devices.split), out_shardings=whole)
         .lower(state.params, state.batch_stats, test, jax.ShapeDtypeStruct((), jnp.int32))
@@ -167,19 +178,6 @@ def build_program(config: Config, applied: Applied, dataset: Dataset, devices: D
         copy=jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=whole),
         compiled_temp_bytes=None if memory is None else int(memory.temp_size_in_bytes),
     )
-
-
-def step_options() -> dict[str, str]:
-    """Returns the options to compile a training step with on the default backend.
-
-    Beside what keeps rematerialization: on an x86 CPU no fused multiply-add. XLA contracts a product and a sum into one
-    rounding where both stand in one fusion, so that the last bit of a gradient depends on what was fused with what, and
-    that on the policy. Without it every policy trains the same network to the bit, which a comparison of policies needs.
-    """
-    options = dict(jaxremat.compiler_options())
-    if jax.default_backend() == "cpu" and platform.machine() in ("x86_64", "AMD64"):
-        options["xla_cpu_max_isa"] = "AVX"
-    return options
 
 
 def _options_of_init() -> dict[str, bool | int | float | str]:

@@ -47,6 +47,7 @@ class Record:
     framework: str = "jax"
     peak_bytes: int | None = None  # of a step, measured
     note: str = ""
+    plan: dict[str, Any] | None = None  # of a budget: the figures of what was planned for it
 
     def to_json(self) -> str:
         """Returns the record as one line of JSON."""

@@ -1,8 +1,13 @@
 """The table that a person reads at the end of a run."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.table import Table
 
+import jaxremat
 from experiments.records import Record
+from jaxremat.plan.result import short
 
 
 def bytes_text(size: int | None) -> str:
@@ -35,8 +40,9 @@ def summary(record: Record) -> Table:
     if record.device["processes"] > 1:
         where += f" in {record.device['processes']} processes"
     rows = [
-        ("policy", record.policy + (" (each block)" if record.regions == "block" else " (whole loss)")),
+        ("policy", _policy(record)),
         ("test accuracy", f"{record.test_accuracy:.2%}"),
+        *([] if record.plan is None else _plan_rows(record.plan)),
         *_memory_rows(record),
         ("median step (measured)", seconds_text(record.step_seconds)),
         ("steps", f"{record.first_step} to {record.last_step}"),
@@ -48,6 +54,26 @@ def summary(record: Record) -> Table:
     for label, value in rows:
         table.add_row(label, value)
     return table
+
+
+def _policy(record: Record) -> str:
+    where = " (each block)" if record.regions == "block" else " (whole loss)"
+    if record.plan is None:
+        return record.policy + where
+    # What was found may be a list of hundreds of positions; the record has them all.
+    return f"{jaxremat.parse(record.policy_asked)}: {short(jaxremat.parse(record.policy))}{where}"
+
+
+def _plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    again = plan["recomputed_flops"] / max(plan["forward_flops"], 1)
+    return [
+        ("budget of a step", f"{bytes_text(plan['budget_bytes'])}, planned for {plan['target']}"),
+        (
+            "peak of a step (compiled)",
+            f"{bytes_text(plan['peak_bytes'])}; without rematerialization {bytes_text(plan['without_remat_bytes'])}",
+        ),
+        ("recomputed (counted)", f"{plan['recomputed_flops'] / 1e9:,.2f} GFLOP, {again:.1%} of the forward pass"),
+    ]
 
 
 def _memory_rows(record: Record) -> list[tuple[str, str]]:

@@ -39,9 +39,11 @@ def remat(
 ) -> Callable[..., Any]:
     """Returns a function with the values and gradients of `f` that keeps for its backward pass what `policy` says.
 
-    Values equal those of `f` bit for bit where the compiler rounds both alike. What is recomputed may be fused otherwise than it
-    was in the forward pass; then GELU, SiLU and softmax can differ in the last places, and so can plain sums of products where
-    the compiler contracts them into fused multiply-adds (on x86 CPUs the option `xla_cpu_max_isa=AVX` forbids that).
+    Values and gradients equal those of `f` bit for bit where the compiler rounds both alike. What is recomputed may be fused
+    otherwise than in the forward pass; then GELU, SiLU and softmax can differ in the last places, and so can a product with
+    a sum after it, which XLA:CPU rounds once, by a fused multiply-add, where both are in one fusion. On x86 CPUs
+    ``XLA_FLAGS=--xla_cpu_max_isa=AVX`` in the environment, before JAX starts, forbids that; networks of convolutions, batch
+    norms and ReLUs then have the same bits under every policy. As an option of one `jax.jit` it is accepted and does nothing.
 
     Args:
         f: any JAX function: pytrees in, pytrees out; arrays of any dtype, random keys, closed-over arrays and tracers. It

@@ -68,6 +68,14 @@ def test_normalise_is_mean_zero_and_deviation_one(dtype, images):
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=tolerance, atol=2e-6)
 
 
+@pytest.mark.parametrize("use", [lambda x: x, lambda x: x.transpose(3, 1, 2, 0), lambda x: x[::2]])
+def test_normalise_has_the_same_bits_in_every_fusion(use, images):
+    """A policy decides what the images are fused with, and every policy has to train on the same images."""
+    mean, scale = 255 * np.float32(TRAIN_MEAN), np.float32(1 / 255) / np.float32(TRAIN_STD)
+    expected = (images.astype(np.float32) - mean) * scale  # two roundings
+    np.testing.assert_array_equal(jax.jit(lambda i: use(normalise(i, jnp.float32)))(images), use(expected))
+
+
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63])
 @pytest.mark.parametrize("epoch", [0, 41])
 def test_epoch_order_is_a_permutation_that_its_arguments_determine(seed, epoch):

@@ -51,15 +51,12 @@ def test_a_run_prints_its_table_and_its_record(capsys, tmp_path):
 
 
 def test_every_policy_ends_with_the_same_bits(capsys):
-    digests, losses = {}, {}
+    digests = {}
     for policy in ("everything", "nothing", "dots", "dots_no_batch", "names:conv_out"):
         assert cifar.main([*SHORT, f"--policy={policy}"]) == 0
         record, _, _ = records_of(capsys)
-        digests[policy], losses[policy] = record["params_sha256"], record["losses"]
+        digests[policy] = record["params_sha256"]
         assert record["regions"] == ("block" if policy.startswith("nothing") else "net")
-    if jax.__version_info__ >= (0, 11):  # there XLA:CPU rounds the same sums otherwise in other fusions
-        assert all(found == pytest.approx(losses["everything"], rel=1e-5) for found in losses.values())
-        return
     assert len(set(digests.values())) == 1, digests
 
 

@@ -218,7 +218,18 @@ class TestChain:
         assert {s for s in sizes if s != chain.ACTIVATION_BYTES} <= {32 * 4}
 
     @pytest.mark.parametrize(
-        "policy", ["everything", "nothing", "dots", "segments:sqrt", "ops:relu=store", "ops:conv=store"]
+        "policy",
+        [
+            "everything",
+            "nothing",
+            "dots",
+            "dots_no_batch",
+            "segments:sqrt",
+            "segments:3",
+            "ops:relu=store",
+            "ops:conv=store",
+            "offload:dots",
+        ],
     )
     def test_gradients_are_bit_identical(self, policy):
         kernels, x = chain.init(4), jax.random.normal(jax.random.key(1), (4, 32, 32, 32))

@@ -48,6 +48,7 @@ ALLOWED_IN_EXPERIMENTS = {
     "errors",
     "residuals",
     "cost",
+    "cost_cache",
     "targets",
     "hlo",
     "flops",

@@ -28,9 +28,9 @@ from experiments.checkpoints import NoCheckpoints
 from experiments.config import Config
 from experiments.errors import ExperimentError
 from experiments.models import ModelName, build
-from experiments.program import apply_policy, build_program, step_options
+from experiments.program import apply_policy, build_program
 from experiments.training import AUGMENTED, make_loss, make_optimizer, make_step
-from jaxremat import PolicyError, parse
+from jaxremat import PolicyError, compiler_options, parse
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def measure(options: Options) -> dict[str, float]:
             split=over.split,
         ),
         donate_argnums=0,
-        compiler_options=step_options(),
+        compiler_options=compiler_options(),
     )
     bare_state, bare_order = program.copy(state), over.replicate(order)
 

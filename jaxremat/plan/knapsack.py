@@ -1,12 +1,13 @@
-"""`cheapest`: which stretches, and which option for each, so that the bytes in use never exceed a limit.
+"""`Knapsack`: which stretches, and which option for each, so that the bytes in use never exceed a limit; all limits at once.
 
 A multiple-choice knapsack over prefixes: while a stretch is in its backward pass, what all earlier stretches store is still
-there, and what later ones stored is gone. The programme runs over (waist, bytes stored so far).
+there, and what later ones stored is gone. So with a room of m bytes left at waist a
+
+    best(a, m) = min over stretches a..b and their options that need at most m:  cost + best(b, m - stored)
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,67 +16,49 @@ from jaxremat.plan.segments import Option, Stretch
 _SLOTS = 2048
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The chosen stretches in order, their options, and the cost of what runs again."""
-
-    chosen: Sequence[tuple[Stretch, Option]]
-    cost: float
-
-    @property
-    def stored(self) -> frozenset[int]:
-        """The numbers of all stored values."""
-        return frozenset[int]().union(*(option.stored for _, option in self.chosen))
-
-
-def cheapest(stretches: Sequence[Stretch], waists: int, limit_bytes: int) -> Solution | None:
-    """Returns the cheapest solution under a limit, or None where there is none.
+class Knapsack:
+    """The cheapest choice for every limit up to one.
 
     Args:
-        stretches: all of them, ordered by their end.
+        stretches: all of them.
         waists: the number of waists, both ends included.
-        limit_bytes: of what is in use beside the inputs.
+        most_bytes: the largest limit; beside the inputs, as all of them.
     """
-    if limit_bytes <= 0:
-        return None
-    slot = _slot(stretches, limit_bytes)
-    slots = limit_bytes // slot + 1
-    best = np.full((waists, slots), np.inf)
-    best[0, 0] = 0.0
-    came = np.full((waists, slots), -1, np.int64)  # index of the move
-    before = np.zeros((waists, slots), np.int64)
-    moves = list[tuple[Stretch, Option]]()
-    for stretch in stretches:
-        for option in stretch.options:
-            # What earlier stretches store, at most.
-            room = (limit_bytes - max(option.most_bytes, stretch.forward_bytes)) // slot
-            step = -(-option.stored_bytes // slot)
-            count = min(room, slots - 1 - step) + 1
-            if count <= 0:
-                continue
-            costs = best[stretch.start, :count] + option.cost
-            target = best[stretch.end, step : step + count]
-            better = costs < target
-            if better.any():
-                target[better] = costs[better]
-                came[stretch.end, step : step + count][better] = len(moves)
-                before[stretch.end, step : step + count][better] = np.arange(count)[better]
-                moves.append((stretch, option))
-    waist = waists - 1
-    if not np.isfinite(best[waist]).any():
-        return None
-    place = int(np.argmin(best[waist]))
-    cost = float(best[waist, place])
-    chosen = list[tuple[Stretch, Option]]()
-    while waist:
-        stretch, option = moves[came[waist, place]]
-        chosen.append((stretch, option))
-        waist, place = stretch.start, int(before[waist, place])
-    return Solution(chosen[::-1], cost)
 
+    def __init__(self, stretches: Sequence[Stretch], waists: int, most_bytes: int) -> None:
+        self._last = waists - 1
+        common = math.gcd(*(option.stored_bytes for stretch in stretches for option in stretch.options)) or 1
+        # Exact where sizes have a large common divisor.
+        finest = max(1, most_bytes // _SLOTS)
+        self._slot = common if finest <= common <= 16 * finest else finest
+        self._slots = most_bytes // self._slot + 1
+        self._moves: list[list[tuple[Stretch, Option, int, int]]] = [[] for _ in range(waists)]
+        for stretch in stretches:
+            for option in stretch.options:
+                stored = -(-option.stored_bytes // self._slot)
+                needed = max(stored, -(-max(option.most_bytes, stretch.forward_bytes) // self._slot))
+                self._moves[stretch.start].append((stretch, option, stored, needed))
+        self._best = np.full((waists, self._slots), np.inf)
+        self._best[self._last] = 0.0
+        for waist in range(self._last - 1, -1, -1):
+            best = self._best[waist]
+            for stretch, option, stored, needed in self._moves[waist]:
+                if needed < self._slots:
+                    costs = self._best[stretch.end, needed - stored : self._slots - stored] + option.cost
+                    np.minimum(best[needed:], costs, out=best[needed:])
 
-def _slot(stretches: Sequence[Stretch], limit_bytes: int) -> int:
-    """The bytes that are told apart: exact where sizes have a large common divisor."""
-    common = math.gcd(*(option.stored_bytes for stretch in stretches for option in stretch.options))
-    finest = max(1, limit_bytes // _SLOTS)
-    return common if common >= finest else finest
+    def best(self, limit_bytes: int) -> frozenset[int] | None:
+        """Returns the numbers of the values that are stored under a limit, or None where nothing fits."""
+        room = min(limit_bytes // self._slot, self._slots - 1)
+        if room < 0 or not np.isfinite(self._best[0, room]):
+            return None
+        waist = 0
+        found = set[int]()
+        while waist != self._last:
+            stretch, option, stored, _ = min(
+                (move for move in self._moves[waist] if move[3] <= room),
+                key=lambda move: move[1].cost + self._best[move[0].end, room - move[2]],
+            )
+            found |= option.stored
+            waist, room = stretch.end, room - stored
+        return frozenset(found)

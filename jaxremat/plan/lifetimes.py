@@ -81,9 +81,16 @@ class Lifetimes:
             stored: the numbers of the stored values.
             again: further values that are kept when they were recomputed, and their levels, from 2 on.
         """
-        forward = self._forward_peak(stored)
-        backward = self.backward(stored, _NOBODY, range(len(self.operations.backward)), again)
-        return self.input_bytes + max(forward, backward.most_bytes)
+        recomputation = self._recomputation(stored, _NOBODY, range(len(self.operations.backward)), again)
+        live = _live(
+            recomputation.program,
+            [*self.operations.sizes, *recomputation.extra_sizes],
+            there=stored,
+            results=self._results,
+            written=recomputation.gated,
+        )
+        work = np.array([operation.work_bytes for operation in recomputation.program] or [0], np.int64)
+        return self.input_bytes + max(self._forward_peak(stored), int((live + work).max(initial=0)))
 
     def _forward_peak(self, stored: Collection[int]) -> int:
         """The forward pass under a stored set; what is stored lives to the end."""
@@ -109,12 +116,8 @@ class Lifetimes:
             window: positions of the backward operations of this part, in order.
             again: further values that are kept when they were recomputed, and their levels, from 2 on.
         """
-        recomputation = _Recomputation(self.operations, stored, given, again)
+        recomputation = self._recomputation(stored, given, window, again)
         first = self.operations.forward_values
-        for time in window:
-            operation = self.operations.backward[time]
-            if operation.reads or operation.writes:
-                recomputation.run(time, operation)
         program, times = recomputation.program, recomputation.times
         if not program:
             return Profile(0, ())
@@ -129,6 +132,16 @@ class Lifetimes:
             given=given,
         )
         return Profile(int((live + self.own_bytes[times]).max(initial=0)), tuple(recomputation.recomputed))
+
+    def _recomputation(
+        self, stored: Collection[int], given: Collection[int], window: Iterable[int], again: Mapping[int, int]
+    ) -> "_Recomputation":
+        recomputation = _Recomputation(self.operations, stored, given, again)
+        for time in window:
+            operation = self.operations.backward[time]
+            if operation.reads or operation.writes:
+                recomputation.run(time, operation)
+        return recomputation
 
     def _live(
         self, program: Sequence[Operation], *, counted: Callable[[int], bool] = _every, results: Collection[int]

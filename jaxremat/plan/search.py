@@ -1,6 +1,6 @@
 """`Search`: one function, ready to be asked for the cheapest stored set under any limit, without a compiler."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,13 +11,17 @@ from jaxremat.flops import FlopCount
 from jaxremat.graph import Graph
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.cut import lower_bound, stored_sets
-from jaxremat.plan.knapsack import cheapest
+from jaxremat.plan.knapsack import Knapsack
+from jaxremat.plan.nesting import Nesting
 from jaxremat.plan.operations import Operation
 from jaxremat.plan.segments import Segments
 from jaxremat.plan.subject import Picture, Subject
 
-# A limit is lowered by so many steps of this part.
-_STEPS, _STEP = 24, 80
+# Limits are tried in steps of this part of the peak without rematerialization, from and to these parts of the limit.
+_GRID, _FROM, _TO = 200, 0.8, 1.05
+
+# Where more than this part of the forward pass' contractions would run again, several levels are tried.
+_MUCH = 0.5
 
 Bodies = tuple[tuple[int, p.Policy], ...]
 
@@ -43,12 +47,29 @@ class Search:
         self.graph, self.operations = self.picture.graph, self.picture.operations
         self.lifetimes = self.picture.lifetimes
         self.sets = stored_sets(self.operations, cost)
-        self._known = dict[frozenset[int], Candidate]()
+        self._known = dict[tuple[frozenset[int], tuple[frozenset[int], ...]], Candidate]()
 
     @cached_property
     def segments(self) -> Segments:
         """The function cut at its waists; made when first asked for."""
         return Segments(self.lifetimes, self.sets, self._cost)
+
+    @cached_property
+    def knapsack(self) -> Knapsack:
+        """The best mixtures of stretches; made when first asked for."""
+        most = int(_TO * self.lifetimes.without_remat()) - self.lifetimes.input_bytes
+        return Knapsack(self.segments.stretches, len(self.segments.waists), most)
+
+    @cached_property
+    def nesting(self) -> Nesting:
+        """The stretches on several levels; made when first asked for."""
+        return Nesting(self.segments, self._cost, self.lifetimes.without_remat() - self.lifetimes.input_bytes)
+
+    @cached_property
+    def forward_contractions(self) -> int:
+        """The operations of the forward pass' convolutions and matrix products."""
+        count = self.operations.forward_count
+        return count.dot_flops + count.conv_flops
 
     @property
     def input_bytes(self) -> int:
@@ -69,41 +90,59 @@ class Search:
     def best(self, limit_bytes: int) -> Candidate | None:
         """Returns the cheapest candidate that is expected to stay within a limit; None where there is none.
 
-        The programme over stretches knows each of them by itself. Where they overlap, what it finds needs more than its
-        limit when it is pictured as a whole: then the limit is lowered.
+        The programmes over stretches know each of them by itself, so that what they find under a limit needs somewhat more
+        or less when it is pictured as a whole: neighbouring limits are tried, too.
         """
-        for step in range(_STEPS):
-            candidate = self._mixture(limit_bytes - limit_bytes * step // _STEP)
-            if candidate is None or candidate.predicted_bytes <= limit_bytes:
-                return candidate
-        return None
+        step = max(1, self.everything.predicted_bytes // _GRID)
+        near = [step * i for i in range(int(_FROM * limit_bytes) // step, int(_TO * limit_bytes) // step + 2)]
+        found = self._fitting(self._mixture, (*near, limit_bytes), limit_bytes)
+        if found is not None and found.contraction_flops < _MUCH * self.forward_contractions:
+            return found
+        # So much is recomputed, or nothing fits at all, that a second time may be cheaper.
+        nested = self._fitting(self._nested, near, limit_bytes)
+        return min((c for c in (found, nested) if c is not None), key=lambda c: c.order, default=None)
 
     def leanest(self) -> Candidate:
         """Returns the candidate that is expected to need the least."""
-        high = self.everything.predicted_bytes
-        while self._mixture(high) is None:
-            high *= 2
-        low = 0
-        while high - low > max(1, high // _STEP):
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._mixture(middle) else (middle, high)
-        found = [self._mixture(high + high * step // _STEP) for step in range(_STEPS)]
-        return min((c for c in found if c is not None), key=lambda c: (c.predicted_bytes, c.order))
+        step = max(1, self.everything.predicted_bytes // _GRID)
+        found = [find(step * i) for find in (self._mixture, self._nested) for i in range(_GRID + 1)]
+        found = [c for c in found if c is not None] or [self.of_stored(self.sets[0].stored)]
+        return min(found, key=lambda c: (c.predicted_bytes, c.order))
+
+    def _fitting(
+        self, find: Callable[[int], Candidate | None], limits: Iterable[int], limit_bytes: int
+    ) -> Candidate | None:
+        found = (find(limit) for limit in limits)
+        fitting = (c for c in found if c is not None and c.predicted_bytes <= limit_bytes)
+        return min(fitting, key=lambda c: c.order, default=None)
 
     def _mixture(self, limit_bytes: int) -> Candidate | None:
         """What the programme over stretches finds under a limit."""
-        stretches, waists = self.segments.stretches, len(self.segments.waists)
-        solution = cheapest(stretches, waists, limit_bytes * self._chips - self.lifetimes.input_bytes)
-        if solution is None:
-            return None
-        if solution.stored not in self._known:
-            self._known[solution.stored] = self.of_stored(solution.stored)
-        return self._known[solution.stored]
+        stored = self.knapsack.best(limit_bytes * self._chips - self.lifetimes.input_bytes)
+        return None if stored is None else self._known_of(stored, ())
 
-    def of_stored(self, numbers: Iterable[int]) -> Candidate:
-        """Returns the candidate that stores these values, and the small ones that are worth it."""
+    def _known_of(self, stored: frozenset[int], again: tuple[frozenset[int], ...]) -> Candidate:
+        if (stored, again) not in self._known:
+            self._known[stored, again] = self.of_stored(stored, again)
+        return self._known[stored, again]
+
+    def _nested(self, limit_bytes: int) -> Candidate | None:
+        """What several levels find under a limit."""
+        levels = self.nesting.best(limit_bytes * self._chips - self.lifetimes.input_bytes)
+        return None if levels is None else self._known_of(levels[0], tuple(levels[1:]))
+
+    def of_stored(self, numbers: Iterable[int], again: Sequence[Iterable[int]] = ()) -> Candidate:
+        """Returns the candidate that stores these values, and the small ones that are worth it.
+
+        Args:
+            numbers: the stored values.
+            again: those that are kept when they were recomputed, level by level.
+        """
         marks = {self.operations.variables[n]: Mark("plan") for n in numbers}
         outer = exactly(self.graph, small_and_marked(self.graph, marks))
+        levels = [tuple(self.graph.value_of[self.operations.variables[n]].position for n in level) for level in again]
+        if isinstance(outer, p.Values):
+            outer = replace(outer, again=tuple(level for level in levels if level))
         policy = p.Loops(outer, self._bodies) if self._bodies else outer
         return self._on_one_chip(self.picture.candidate(choose(self.graph, policy), policy))
 

@@ -13,10 +13,10 @@ from jaxremat.plan.cut import StoredSet
 from jaxremat.plan.lifetimes import Lifetimes
 from jaxremat.plan.operations import Operation
 
-# So much is simulated in one search, in operations; the number of waists follows from it.
+# So much is simulated in one search, in operations; the length of the longest stretch follows from it.
 _WORK = 4_000_000
-_MOST_WAISTS = 48
-_FEWEST_WAISTS = 12
+_SHORTEST = 6
+_FEWEST_WAISTS, _MOST_WAISTS, _WAISTS_OF_LONGEST = 24, 128, 4
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Segments:
         self.windows = self._windows()
         self.waists = self._waists()
         last = len(self.waists) - 1
-        self.stretches = [self._stretch(a, b) for b in range(1, last + 1) for a in range(b)]
+        longest = self._longest()
+        self.stretches = [self._stretch(a, b) for b in range(1, last + 1) for a in range(max(0, b - longest), b)]
 
     def _waists(self) -> list[int]:
         """Places where few bytes cross, for their surroundings; the narrowest where there are more than can be weighed."""
@@ -81,21 +82,24 @@ class Segments:
                 # What is fused is stored in place of what it is made from only where it is written anyway.
                 if newest in wholes or not operations.forward[operations.maker[newest]].is_fused:
                     found.append(position)
-        most = self._affordable(len(found))
+        most = min(_MOST_WAISTS, max(_FEWEST_WAISTS, _WAISTS_OF_LONGEST * self._longest()))
         # Of neighbours the wider goes first, so that waists stay spread over the function.
         while len(found) > most:
+            edges = [-1, *found, len(places)]
             relative = [
                 widths[p] / max(1, min(widths[q] for q in found[max(0, i - 1) : i + 2])) for i, p in enumerate(found)
             ]
-            gap = [found[min(i + 1, len(found) - 1)] - found[max(i - 1, 0)] for i in range(len(found))]
-            found.pop(max(range(len(found)), key=lambda i: (relative[i], -gap[i])))
+            found.pop(max(range(len(found)), key=lambda i: (relative[i], edges[i] - edges[i + 2])))
         return [-1, *found, len(places) - 1]
 
-    def _affordable(self, count: int) -> int:
+    def _longest(self) -> int:
+        """How many units between neighbouring waists a stretch may have.
+
+        Longer ones recompute much at once and are rarely worth their work; those that store much are as well put together
+        from shorter ones. The work of all up to a length grows with its square, whatever the number of waists.
+        """
         size = len(self.operations.forward) + len(self.operations.backward)
-        # Stretches of n waists are n²/2, on average a third of the program, each with every option.
-        most = int((6 * _WORK / (size * (len(self.sets) + 1))) ** 0.5)
-        return min(count, max(_FEWEST_WAISTS, min(_MOST_WAISTS, most)))
+        return max(_SHORTEST, int((2 * _WORK / (size * (len(self.sets) + 1))) ** 0.5))
 
     def _windows(self) -> list[int]:
         """For every backward operation the newest forward operation that it or a later one reads from: never rising."""
