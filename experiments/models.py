@@ -10,6 +10,9 @@ weight. Where a policy is applied block by block, `wrap_block` receives each blo
     vit        patches, block{1-6}, ln, head              patch_out ln_out q k v scores probs heads_out attention_out
                                                           fc1_out gelu_out fc2_out block_out pool_out
 
+With `ops="lean"` a batch norm and a ReLU that one convolution reads are one operation with it, without tags between: there
+is no `relu_out` in resnet18.
+
 Inside blocks: convolutions `conv*`, batch norms `bn*`, layer norms `ln*`, dropout `dropout*`, dense layers `fc*`, and in
 `vit` a module `attention` with `q`, `k`, `v`, `out`. A block is a convolution with its activation and pooling, or the
 dense head (`net`), a residual block (`resnet18`, `wrn16_4`), an encoder layer (`vit`).
@@ -18,7 +21,7 @@ Every model maps images of shape (batch, 32, 32, 3) to float32 logits of shape (
 computation; parameters and the statistics of norms stay float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -133,10 +136,18 @@ class Net(nn.Module):
         return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(jnp.float32)
 
 
-def _conv(features: int, size: int, stride: int, dtype: Dtype, name: str) -> nn.Conv:
-    return nn.Conv(
-        features, (size, size), (stride, stride), "SAME", use_bias=False, dtype=dtype, kernel_init=_HE_NORMAL, name=name
-    )
+def _conv(ops: Operations, dtype: Dtype, features: int, size: int, stride: int, **rest: Any) -> nn.Conv:
+    rest = {"conv_general_dilated": ops.conv_general_dilated, **rest}
+    window = (size, size), (stride, stride), "SAME"
+    return nn.Conv(features, *window, use_bias=False, dtype=dtype, kernel_init=_HE_NORMAL, **rest)
+
+
+def _stages(block: BlockClass, widths: Sequence[int], dtype: Dtype, ops: Operations) -> Iterator[nn.Module]:
+    """Yields two residual blocks for each width; the first of each but the first width halves the image."""
+    make: Any = block
+    for stage, features in enumerate(widths, start=1):
+        for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
+            yield make(features, stride, dtype, ops, name=f"stage{stage}_block{i}")
 
 
 def global_pool(x: jax.Array) -> jax.Array:
@@ -146,6 +157,11 @@ def global_pool(x: jax.Array) -> jax.Array:
     normalisation otherwise, and whether it fuses depends on what else reads the values, so on the policy.
     """
     return jax.lax.optimization_barrier(x).mean(axis=(1, 2))
+
+
+def _pooled_logits(x: jax.Array, classes: int, dtype: Dtype) -> jax.Array:
+    """Returns logits of the mean over all positions, (batch, height, width, channels) -> (batch, classes)."""
+    return nn.Dense(classes, dtype=dtype, name="fc")(name(global_pool(x), "pool_out")).astype(jnp.float32)
 
 
 def _batch_norm(ops: Operations, train: bool, dtype: Dtype, name: str) -> nn.BatchNorm:
@@ -163,11 +179,10 @@ class BasicBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, self.ops, train, self.dtype)
+        conv = partial(_conv, self.ops, self.dtype, self.features)
+        bn = partial(_batch_norm, self.ops, train, self.dtype)
         y = name(conv(3, self.stride, name="conv1")(x), "conv_out")
-        y = name(bn("bn1")(y), "bn_out")
-        y = name(self.ops.relu(y), "relu_out")
-        y = name(conv(3, 1, name="conv2")(y), "conv_out")
+        y = name(self.ops.norm_relu_conv(bn("bn1"), partial(conv, 3, 1, name="conv2"), y), "conv_out")
         y = name(bn("bn2")(y), "bn_out")
         if x.shape != y.shape:
             x = name(conv(1, self.stride, name="conv_shortcut")(x), "conv_out")
@@ -185,7 +200,7 @@ class Stem(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns the first activations."""
-        x = name(_conv(self.features, 3, 1, self.dtype, name="conv1")(x), "conv_out")
+        x = name(_conv(self.ops, self.dtype, self.features, 3, 1, name="conv1")(x), "conv_out")
         x = name(_batch_norm(self.ops, train, self.dtype, "bn1")(x), "bn_out")
         return name(self.ops.relu(x), "block_out")
 
@@ -203,11 +218,9 @@ class ResNet18(nn.Module):
         """Returns logits of shape (batch, classes)."""
         stem, block = self.wrap_block(Stem), self.wrap_block(BasicBlock)
         x = stem(64, self.dtype, self.ops, name="stem")(images.astype(self.dtype), train)
-        for stage, features in enumerate((64, 128, 256, 512), start=1):
-            for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
-                x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
-        x = name(global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
+        for residual in _stages(block, (64, 128, 256, 512), self.dtype, self.ops):
+            x = residual(x, train)
+        return _pooled_logits(x, self.classes, self.dtype)
 
 
 class PreActivationBlock(nn.Module):
@@ -221,13 +234,16 @@ class PreActivationBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Returns activations of shape (batch, h/stride, w/stride, features)."""
-        conv, bn = partial(_conv, self.features, dtype=self.dtype), partial(_batch_norm, self.ops, train, self.dtype)
-        y = name(self.ops.relu(name(bn("bn1")(x), "bn_out")), "relu_out")
+        conv = partial(_conv, self.ops, self.dtype, self.features)
+        bn = partial(_batch_norm, self.ops, train, self.dtype)
         if x.shape[-1] != self.features or self.stride != 1:
+            y = name(self.ops.relu(name(bn("bn1")(x), "bn_out")), "relu_out")
             x = name(conv(1, self.stride, name="conv_shortcut")(y), "shortcut_out")
-        y = name(conv(3, self.stride, name="conv1")(y), "conv_out")
-        y = name(self.ops.relu(name(bn("bn2")(y), "bn_out")), "relu_out")
-        y = name(conv(3, 1, name="conv2")(y), "conv_out")
+            y = conv(3, self.stride, name="conv1")(y)
+        else:
+            y = self.ops.norm_relu_conv(bn("bn1"), partial(conv, 3, 1, name="conv1"), x)
+        y = name(y, "conv_out")
+        y = name(self.ops.norm_relu_conv(bn("bn2"), partial(conv, 3, 1, name="conv2"), y), "conv_out")
         return name(x + y, "block_out")
 
 
@@ -243,13 +259,11 @@ class WideResNet16x4(nn.Module):
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         """Returns logits of shape (batch, classes)."""
         block = self.wrap_block(PreActivationBlock)
-        x = name(_conv(16, 3, 1, self.dtype, name="conv1")(images.astype(self.dtype)), "conv_out")
-        for stage, features in enumerate((64, 128, 256), start=1):
-            for i, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
-                x = block(features, stride, self.dtype, self.ops, name=f"stage{stage}_block{i}")(x, train)
+        x = name(_conv(self.ops, self.dtype, 16, 3, 1, name="conv1")(images.astype(self.dtype)), "conv_out")
+        for residual in _stages(block, (64, 128, 256), self.dtype, self.ops):
+            x = residual(x, train)
         x = name(self.ops.relu(name(_batch_norm(self.ops, train, self.dtype, "bn")(x), "bn_out")), "relu_out")
-        x = name(global_pool(x), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="fc")(x).astype(jnp.float32)
+        return _pooled_logits(x, self.classes, self.dtype)
 
 
 class Attention(nn.Module):

@@ -139,7 +139,38 @@ POOLS = {
     "avg_pool": _pools("avg_pool", (2, 2), (2, 2)),
     "avg_pool-count": _pools("avg_pool", (3, 3), (2, 2), "SAME", False),
 }
-CASES = POINTWISE | SOFTMAX | NORMS | DROPOUT | POOLS
+_NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def _convolves(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    return lambda x, kernel: f(x, kernel, *args, dimension_numbers=_NHWC, **kwargs)
+
+
+def _batch_norm_relu_conv(x: Any, scale: Any, bias: Any, kernel: Any) -> Any:
+    numbers = {"window_strides": (2, 1), "padding": "SAME", "dimension_numbers": _NHWC}
+    return ops.batch_norm_relu_conv(x, kernel, scale, bias, **numbers)
+
+
+def _linen_batch_norm_relu_conv(x: Any, scale: Any, bias: Any, kernel: Any) -> Any:
+    y, mean, variance = _linen_batch_norm_relu(x, scale, bias)
+    return jax.lax.conv_general_dilated(y, kernel, (2, 1), "SAME", dimension_numbers=_NHWC), mean, variance
+
+
+def _conv_case(shapes: tuple[tuple[int, ...], ...], *args: Any, **kwargs: Any) -> Case:
+    pair = (ops.conv_general_dilated, jax.lax.conv_general_dilated)
+    return Case(*(_convolves(f, *args, **kwargs) for f in pair), shapes)
+
+
+CONVS = {
+    "conv": _conv_case(((2, 5, 6, 3), (3, 3, 3, 4)), (2, 2), "SAME"),
+    "conv-groups": _conv_case(
+        ((2, 5, 6, 4), (3, 2, 2, 4)), (1, 2), [(1, 0), (2, 1)], (2, 1), (1, 2), feature_group_count=2
+    ),
+    "batch_norm_relu_conv": Case(
+        _batch_norm_relu_conv, _linen_batch_norm_relu_conv, (*_IMAGE, (8,), (8,), (3, 3, 8, 4))
+    ),
+}
+CASES = POINTWISE | SOFTMAX | NORMS | DROPOUT | POOLS | CONVS
 
 
 def arguments(case: Case, seed: int, dtype: Any = np.float32, spread: float = 2.0) -> list[np.ndarray]:

@@ -13,8 +13,8 @@ def test_what_the_networks_keep():
     activation = BATCH * chain.SIZE**2 * chain.CHANNELS * 4
     statistics = DEPTH * 2 * chain.CHANNELS * 4  # a mean and a variance for each channel
     everything, dots = (rows["chain", "lean", policy] for policy in ("everything", "dots"))
-    # A convolution's output and the ReLU's, and the derivative of the last square.
-    assert everything.residual_bytes == (2 * DEPTH + 1) * activation + statistics
+    # The outputs of the convolutions, and the derivative of the last square.
+    assert everything.residual_bytes == (DEPTH + 1) * activation + statistics
     assert DEPTH * activation <= dots.residual_bytes <= DEPTH * activation + statistics
     assert everything.recomputed_convolutions == dots.recomputed_convolutions == 0
     lean, standard = (rows["transformer", form, "everything"].residual_bytes for form in ("lean", "standard"))
@@ -26,6 +26,8 @@ def test_what_the_networks_keep():
     [
         (["--only", "rellu"], "got 'rellu'. Did you mean 'relu'"),
         (["--turns", "0"], "--turns must be at least 1; got 0"),
+        (["--targets", "h10"], "'h10' does not exist"),
+        (["--out", "/nowhere/ops.jsonl"], "--out must name a file that can be written"),
     ],
 )
 def test_bad_input(arguments, message, capsys):

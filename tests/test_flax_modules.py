@@ -1,5 +1,7 @@
 """Modules on the operations beside Flax's: the same variables, initial values, results, gradients and new statistics."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -78,6 +80,41 @@ def test_what_the_operations_do_not_cover_is_flaxs_own(options):
     variables = theirs.init(jax.random.key(1), X, **call)
     assert_equal(mine.init(jax.random.key(1), X, **call), variables)
     assert_equal(linen_results(mine, variables, **call), linen_results(theirs, variables, **call))
+
+
+class ThenConv(nn.Module):
+    """A batch norm, ReLU and convolution: as one operation or one by one, with the same names."""
+
+    fused: bool
+    train: bool = True
+    dtype: jnp.dtype | None = None
+    padding: str = "SAME"
+
+    @nn.compact
+    def __call__(self, x):
+        norm = (jaxremat.flax if self.fused else nn).BatchNorm(not self.train, dtype=self.dtype, name="bn")
+        conv = partial(nn.Conv, 4, (3, 3), strides=2, padding=self.padding, dtype=self.dtype, name="conv")
+        return jaxremat.flax.norm_relu_conv(norm, conv, x) if self.fused else conv()(nn.relu(norm(x)))
+
+
+@pytest.mark.parametrize("fields", [{}, {"train": False}, {"dtype": jnp.bfloat16}])
+def test_a_convolution_of_normalized_inputs(fields):
+    mine, theirs = ThenConv(True, **fields), ThenConv(False, **fields)
+    variables = theirs.init(jax.random.key(1), X)
+    assert_equal(mine.init(jax.random.key(1), X), variables)
+    found, expected = (linen_results(m, variables) for m in (mine, theirs))
+    tolerance = 2e-2 if fields.get("dtype") else 1e-5  # of the largest: the compiler contracts products and sums
+
+    def close(a, b):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+
+    jax.tree.map(close, found, expected)
+
+
+def test_padding_before_normalization_is_an_error():
+    with pytest.raises(ValueError, match=r"must take its input as it is.*made .4, 8, 8, 8. of .4, 6, 6, 8.\."):
+        ThenConv(True, padding="CIRCULAR").init(jax.random.key(1), X)
 
 
 class Auto(nn.Module):

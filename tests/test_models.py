@@ -8,7 +8,7 @@ from flax import linen as nn
 from jax.extend.core import jaxprs_in_params
 
 import jaxremat
-from experiments import models, policies
+from experiments import models, operations, policies
 from experiments.errors import ExperimentError
 from experiments.models import build
 
@@ -121,6 +121,7 @@ def test_the_tags_are_those_of_the_documentation(name, monkeypatch):
         return x
 
     monkeypatch.setattr(models, "name", record)
+    monkeypatch.setattr(operations, "name", record)
     shapes(build(name))
     assert found == documented_tags()[name]
 

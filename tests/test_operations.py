@@ -64,15 +64,16 @@ def test_what_the_lean_net_keeps():
 
 
 def test_what_the_lean_resnet_keeps():
-    # An image's outputs of 20 convolutions, the three of the projections among them, and of the 17 ReLUs. What comes on
-    # top are statistics, scales and the pooled features.
-    convolutions = 5 * (32 * 32 * 64 + 16 * 16 * 128 + 8 * 8 * 256 + 4 * 4 * 512)
-    relus = convolutions - (16 * 16 * 128 + 8 * 8 * 256 + 4 * 4 * 512)
-    activations = BATCH * 4 * (convolutions + relus)
+    # An image's outputs of 20 convolutions, the three of the projections among them, and of the stem and the 8 blocks: a
+    # convolution after a batch norm and a ReLU keeps the batch norm's input. What comes on top are statistics, scales and
+    # the pooled features.
+    one, two, three, four = (32 * 32 * 64, 16 * 16 * 128, 8 * 8 * 256, 4 * 4 * 512)
+    convolutions, blocks = 5 * (one + two + three + four), one + 2 * (one + two + three + four)
+    activations = BATCH * 4 * (convolutions + blocks)
     assert activations <= kept("resnet18", "lean").total_bytes <= 1.002 * activations
 
 
-@pytest.mark.parametrize(("name", "most"), [("net", 0.3), ("resnet18", 0.65), ("wrn16_4", 0.65), ("vit", 0.6)])
+@pytest.mark.parametrize(("name", "most"), [("net", 0.3), ("resnet18", 0.5), ("wrn16_4", 0.5), ("vit", 0.6)])
 def test_lean_models_keep_less(name, most):
     assert kept(name, "lean").total_bytes <= most * kept(name, "standard").total_bytes
 

@@ -24,6 +24,16 @@ def images(weights, x):
     return ops.softmax_cross_entropy_with_integer_labels(x.mean((1, 2)), labels).mean()
 
 
+def normalized_first(weights, x):
+    """A convolution, then a batch norm, ReLU and convolution as one, twice."""
+    first, *others = weights
+    numbers = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    x = ops.conv_general_dilated(x, first, **numbers)
+    for w in others:
+        x = ops.batch_norm_relu_conv(x, w, **numbers)[0]
+    return jnp.mean(ops.relu(x) ** 2)
+
+
 def tokens(weights, x):
     """Attention and a perceptron with every operation of a transformer block, and a ReLU at the end."""
     q, k, v, out, up, down = weights
@@ -40,6 +50,10 @@ def _normal(seed, *shape):
 
 PROGRAMS = {
     "images": (images, ([_normal(0, 3, 3, 3, 8), _normal(1, 3, 3, 8, 8)], _normal(2, 4, 8, 8, 3))),
+    "normalized first": (
+        normalized_first,
+        ([_normal(0, 3, 3, 3, 8), _normal(1, 3, 3, 8, 8), _normal(3, 3, 3, 8, 8)], _normal(2, 4, 8, 8, 3)),
+    ),
     "tokens": (
         tokens,
         ([*(_normal(i, 8, 8) for i in range(4)), _normal(5, 8, 32), _normal(6, 32, 8)], _normal(7, 2, 6, 8)),
@@ -48,7 +62,8 @@ PROGRAMS = {
 
 
 def gradients(f, args):
-    return jax.jit(jax.value_and_grad(f, argnums=(0, 1)), compiler_options=jaxremat.compiler_options())(*args)
+    options = jaxremat.compiler_options() | {"xla_backend_optimization_level": "0"}  # compiles in half the time
+    return jax.jit(jax.value_and_grad(f, argnums=(0, 1)), compiler_options=options)(*args)
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
@@ -77,6 +92,20 @@ def test_policies_keep_what_they_say():
     assert kept("nothing") == []
     assert kept("dots") == [("conv", 8192), ("conv", 2048)]
     assert kept("ops:relu=store,*=recompute") == [("relu", 8192), ("relu", 2048)]
+
+
+def test_policies_see_the_convolutions_of_operations():
+    f, args = PROGRAMS["normalized first"]
+    # The outputs of 3 convolutions, 4 · 8 · 8 · 8 float32 numbers each. Of the last one the ReLU needs its own output alone.
+    for policy, kept_ops, again in [
+        ("everything", ["conv", "conv", "relu"], 0),
+        ("dots", ["conv"] * 3, 0),
+        ("nothing", [], 3),
+    ]:
+        report = jaxremat.residuals(jaxremat.remat(f, policy), *args)
+        assert [row.op for row in report.rows if row.kept_bytes == 8192][: len(kept_ops)] == kept_ops
+        assert sum(row.kept_bytes >= 2048 for row in report.rows) <= len(kept_ops) + 1  # the square's derivative
+        assert report.recomputed.get("conv", 0) == again
 
 
 def test_the_ledger_names_the_operations():

@@ -13,6 +13,9 @@ from jaxremat import ops
 X = jnp.ones((4, 8))
 IMAGE = jnp.ones((2, 6, 6, 8))
 _XENT = ops.softmax_cross_entropy_with_integer_labels
+_FUSED = partial(
+    ops.batch_norm_relu_conv, window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+)
 
 UNARY = {
     **{name: getattr(ops, name) for name in (
@@ -20,6 +23,8 @@ UNARY = {
         "logsumexp", "layer_norm", "rms_norm", "group_norm", "batch_norm", "batch_norm_relu",
     )},
     "dropout": lambda x: ops.dropout(x, 0.5, QUICK),
+    "conv_general_dilated": lambda x: ops.conv_general_dilated(x, jnp.ones((1, 1, 1)), (1,), "SAME"),
+    "batch_norm_relu_conv": lambda x: _FUSED(x, jnp.ones((1, 1, 8, 2))),
     "max_pool": lambda x: ops.max_pool(x, (2, 2)),
     "avg_pool": lambda x: ops.avg_pool(x, (2, 2)),
     "softmax_cross_entropy_with_integer_labels": lambda x: _XENT(x, jnp.zeros(3, int)),
@@ -40,7 +45,7 @@ UNARY = {
     ],
 )
 def test_only_floating_point_numbers(name, x, got):
-    with pytest.raises(TypeError, match=rf"^{name}: (x|logits) must .*{got}"):
+    with pytest.raises(TypeError, match=rf"^{name}: (x|logits|lhs) must .*{got}"):
         UNARY[name](x)
 
 
@@ -48,7 +53,7 @@ def test_only_floating_point_numbers(name, x, got):
 def test_python_floats_and_numpy_arrays_are_numbers(name):
     if name in ("relu", "relu6", "leaky_relu", "hard_tanh", "tanh", "sigmoid", "gelu", "silu", "dropout", "logsumexp"):
         assert UNARY[name](0.5).shape == ()
-    elif "pool" not in name and "cross" not in name:
+    elif not any(part in name for part in ("pool", "cross", "general")):
         with pytest.raises(ValueError, match=name):  # no axis to normalize over
             UNARY[name](0.5)
 
@@ -93,6 +98,11 @@ def test_python_floats_and_numpy_arrays_are_numbers(name):
         (lambda: ops.max_pool(IMAGE, (2, 2), padding=((0, 0),)), ValueError, "padding must be"),
         (lambda: ops.max_pool(IMAGE, (2, 2), padding=3), ValueError, "padding must be"),
         (lambda: ops.avg_pool(IMAGE, (2, 2), count_include_pad="no"), TypeError, "count_include_pad must be"),
+        (lambda: ops.conv_general_dilated(IMAGE, jnp.ones((8, 6, 1, 1), int), (1, 1), "SAME"), TypeError, "rhs must hold real"),
+        (lambda: ops.conv_general_dilated(IMAGE, IMAGE.astype(jnp.bfloat16), (1, 1), "SAME"), TypeError, "of one type; got float32"),
+        (lambda: _FUSED(IMAGE, None), TypeError, "kernel must be an array"),
+        (lambda: _FUSED(IMAGE, jnp.ones((1, 1, 8, 2)), jnp.ones(4)), ValueError, r"scale must have the shape \(8,\)"),
+        (lambda: _FUSED(jnp.ones(3), jnp.ones((1, 1, 8, 2))), ValueError, "at least 2 dimensions"),
         (lambda: ops.pack_bits(X), TypeError, "mask must be boolean"),
         (lambda: ops.unpack_bits(jnp.zeros(2, jnp.uint8), (17,)), ValueError, r"packs to uint8 of shape \(3,\)"),
     ],

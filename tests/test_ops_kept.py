@@ -17,6 +17,18 @@ P = jax.ShapeDtypeStruct((C,), jnp.float32)
 ROWS = N * H * W
 LABELS = jnp.zeros((N, H, W), jnp.int32)
 
+K = jax.ShapeDtypeStruct((3, 3, C, C), jnp.float32)
+
+
+def _convolve(f, x, kernel):
+    return f(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _fused(x, kernel, *parameters):
+    numbers = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    return ops.batch_norm_relu_conv(x, kernel, *parameters, **numbers)[0]
+
+
 # name: (operation, arguments, bytes kept of inputs, of outputs, of values made on the way)
 TABLE = {
     "relu": (ops.relu, (X,), 0, 4 * SIZE, 0),
@@ -53,6 +65,10 @@ TABLE = {
     "batch_norm": (lambda *a: ops.batch_norm(*a)[0], (X, P, P), 4 * SIZE, 0, 12 * C),
     # The bias too, from which the sign is computed again.
     "batch_norm_relu": (lambda *a: ops.batch_norm_relu(*a)[0], (X, P, P), 4 * SIZE, 0, 16 * C),
+    # The kernel is an input too.
+    "conv": (partial(_convolve, ops.conv_general_dilated), (X, K), 4 * SIZE + 4 * 9 * C * C, 0, 0),
+    # Beside those, a mean and a variance for each channel, scale and bias.
+    "batch_norm_relu_conv": (_fused, (X, K, P, P), 4 * SIZE + 4 * 9 * C * C, 0, 16 * C),
     "dropout": (lambda x: ops.dropout(x, 0.5, KEY), (X,), 0, 0, SIZE // 8),
     # A key of two 32-bit words.
     "dropout-key": (lambda x: ops.dropout(x, 0.5, KEY, keep="key"), (X,), 0, 0, 8),
@@ -83,25 +99,41 @@ def test_a_window_of_more_than_256_elements_keeps_the_input():
     assert kept(lambda x: ops.max_pool(x, (16, 16), (1, 1)), x) == Kept(0, 0, 25 * 25 * 2)
 
 
+def _chain_keeps(layers, layer):
+    """Returns bytes of x, of an activation and of all that is made on the way through a chain of convolutions."""
+    x = jax.ShapeDtypeStruct((2, 8, 8, C), jnp.float32)
+    weights = [(K, P, P)] * layers
+    found = kept(lambda x, weights: jnp.mean(layer(x, weights)), x, weights)
+    return found.inputs - layers * 4 * 9 * C * C, 4 * x.size, found.made
+
+
 def test_a_chain_keeps_two_activations_a_layer():
     # Each layer keeps the input of its convolution (the output of the layer before) and the convolution's output.
     layers = 5
-    shape = (2, 8, 8, C)
-    activation = 4 * 2 * 8 * 8 * C
 
     def chain(x, weights):
-        for w, scale, bias in weights:
-            x = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-            x = ops.batch_norm_relu(x, scale, bias)[0]
-        return jnp.mean(x)
+        for kernel, scale, bias in weights:
+            x = ops.batch_norm_relu(_convolve(jax.lax.conv_general_dilated, x, kernel), scale, bias)[0]
+        return x
 
-    weights = [(jax.ShapeDtypeStruct((3, 3, C, C), jnp.float32), P, P)] * layers
-    x = jax.ShapeDtypeStruct(shape, jnp.float32)
-    found = kept(chain, x, weights)
-    of_weights = layers * 4 * 9 * C * C
-    assert found.inputs - of_weights == activation  # x itself
+    of_inputs, activation, made = _chain_keeps(layers, chain)
+    assert of_inputs == activation  # x itself
     # Outputs of 5 convolutions, and 4 layers' outputs; the last one's goes into a mean. Statistics: see above.
-    assert found.made == (2 * layers - 1) * activation + layers * 16 * C
+    assert made == (2 * layers - 1) * activation + layers * 16 * C
+
+
+def test_a_chain_of_normalized_inputs_keeps_one_activation_a_layer():
+    layers = 5
+
+    def chain(x, weights):
+        for kernel, scale, bias in weights:
+            x = _fused(x, kernel, scale, bias)
+        return x
+
+    of_inputs, activation, made = _chain_keeps(layers, chain)
+    assert of_inputs == activation  # x itself
+    # What goes into the other 4 layers; the last one's output goes into a mean.
+    assert made == (layers - 1) * activation + layers * 16 * C
 
 
 def test_a_transformer_block_keeps_at_most_three_fifths_of_the_standard():

@@ -13,7 +13,7 @@ from experiments.bench.kept import kept
 from jaxremat import ops
 
 TYPICAL = ["relu-bits", "hard_tanh", "gelu", "softmax", "logsumexp", "cross_entropy", "layer_norm", "batch_norm_relu",
-           "dropout-key", "dropout-shared", "max_pool", "max_pool-3"]  # fmt: skip
+           "dropout-key", "dropout-shared", "max_pool", "max_pool-3", "conv", "batch_norm_relu_conv"]  # fmt: skip
 SMOOTH = [
     "tanh",
     "gelu",
@@ -24,6 +24,7 @@ SMOOTH = [
     "layer_norm",
     "rms_norm",
     "batch_norm",
+    "conv-groups",
 ]
 
 

@@ -12,7 +12,7 @@ from ops_cases import CASES, POINTWISE, SOFTMAX, arguments, pullback, uneven
 
 from jaxremat import ops
 
-SETTINGS = {"deadline": None, "derandomize": True, "max_examples": 8}
+SETTINGS = {"deadline": None, "derandomize": True, "max_examples": 5}
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 6.0, 3.0, np.inf, -np.inf, np.nan, 88.0, -88.0, 1e-30, -1e-30, 3e38, -3e38]
 
 
@@ -55,7 +55,9 @@ def test_gradients_are_as_near_to_float64_as_the_counterparts(name):
     mine, theirs = ([f(*a)[1] for a in args] for f in (op_pull, counterpart_pull))
     with jax.enable_x64(True):
         exact_pull = pullback(case.counterpart, uneven)
-        exact = [exact_pull(*(np.asarray(p, np.float64) for p in a))[1] for a in args]
+        # As NumPy's, since JAX's own arrays turn into float32 in arithmetic outside of this context.
+        exact = [jax.tree.map(np.asarray, exact_pull(*(np.asarray(p, np.float64) for p in a))[1]) for a in args]
+    assert {e.dtype for e in exact[0]} == {np.dtype(np.float64)}
 
     def error(found):
         """Root mean square error in units of each argument's largest gradient, averaged over the seeds."""

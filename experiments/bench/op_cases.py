@@ -14,10 +14,12 @@ from jaxremat import ops
 
 IMAGES = (16, 32, 32, 64)
 ROWS = (1024, 1024)
+KERNEL = (3, 3, IMAGES[-1], IMAGES[-1])
+_NHWC = ("NHWC", "HWIO", "NHWC")
 
 
 class Case(NamedTuple):
-    """`shapes` are those of x and, where there are any, scale and bias."""
+    """`shapes` are those of x and, where there are any, scale, bias and kernel."""
 
     op: Callable[..., Any]
     counterpart: Callable[..., Any]
@@ -62,6 +64,15 @@ def _pool(name: str, window: tuple[int, int], padding: str) -> Case:
     return Case(of(ops), of(nn), (IMAGES,))
 
 
+def _convolution(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *rest: f(x, *rest, window_strides=(1, 1), padding="SAME", dimension_numbers=_NHWC)
+
+
+def _normalized_first(x: jax.Array, scale: jax.Array, bias: jax.Array, kernel: jax.Array) -> jax.Array:
+    x = jax.nn.relu(_batch_norm(x, scale, bias))
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=_NHWC)
+
+
 def cases() -> dict[str, Case]:
     """Returns all of them by name."""
     cross_entropy, gold = (m.softmax_cross_entropy_with_integer_labels for m in (ops, optax))
@@ -87,6 +98,16 @@ def cases() -> dict[str, Case]:
         "batch_norm": Case(lambda *a: ops.batch_norm(*a)[0], _batch_norm, features),
         "batch_norm_relu": Case(
             lambda *a: ops.batch_norm_relu(*a)[0], lambda *a: jax.nn.relu(_batch_norm(*a)), features
+        ),
+        "conv": Case(
+            _convolution(ops.conv_general_dilated), _convolution(jax.lax.conv_general_dilated), (IMAGES, KERNEL)
+        ),
+        "batch_norm_relu_conv": Case(
+            _convolution(
+                lambda x, scale, bias, kernel, **kw: ops.batch_norm_relu_conv(x, kernel, scale, bias, **kw)[0]
+            ),
+            _normalized_first,
+            (*features, KERNEL),
         ),
         "dropout": _pointwise(lambda x: ops.dropout(x, 0.5, _key()), _dropout),
         "dropout key": _pointwise(lambda x: ops.dropout(x, 0.5, _key(), keep="key"), _dropout),

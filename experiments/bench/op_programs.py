@@ -1,6 +1,6 @@
 """Two networks from either set of operations, and what a policy keeps and a compiler allots for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,17 +33,14 @@ class Row:
         return asdict(self)
 
 
-def lean_block(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns the same as `experiments.chain.block`."""
-    y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return ops.relu(ops.batch_norm(y, use_fast_variance=False)[0])
-
-
 def lean_chain(kernels: list[jax.Array], x: jax.Array) -> jax.Array:
-    """Returns the same as `experiments.chain.loss`."""
-    for kernel in kernels:
-        x = lean_block(kernel, x)
-    return jnp.mean(x**2)
+    """Returns the same as `experiments.chain.loss`: a convolution, then normalization, ReLU and convolution as one."""
+    numbers = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    first, *others = kernels
+    x = ops.conv_general_dilated(x, first, **numbers)
+    for kernel in others:
+        x = ops.batch_norm_relu_conv(x, kernel, use_fast_variance=False, **numbers)[0]
+    return jnp.mean(ops.batch_norm_relu(x, use_fast_variance=False)[0] ** 2)
 
 
 def transformer(name: OpsName, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -59,9 +56,8 @@ def transformer(name: OpsName, batch: int) -> tuple[Callable[..., Any], tuple[An
     return loss, (params, images)
 
 
-def measure(depth: int, batch: int, targets: Sequence[str]) -> list[Row]:
-    """Returns a row for each network, set of operations and policy."""
-    rows = list[Row]()
+def measure(depth: int, batch: int, targets: Sequence[str]) -> Iterator[Row]:
+    """Yields a row for each network, set of operations and policy, as it is compiled."""
     chains: dict[OpsName, Callable[..., Any]] = {"standard": chain.loss, "lean": lean_chain}
     for name, chain_loss in chains.items():
         programs = {"chain": (chain_loss, chain.arguments(depth, batch)), "transformer": transformer(name, batch)}
@@ -71,15 +67,12 @@ def measure(depth: int, batch: int, targets: Sequence[str]) -> list[Row]:
                 report = jaxremat.residuals(wrapped, *args)
                 step = jax.jit(jax.value_and_grad(wrapped))
                 one = batch * chain.SIZE**2 * chain.CHANNELS * 4 * depth
-                rows.append(
-                    Row(
-                        program,
-                        name,
-                        policy,
-                        report.total_bytes,
-                        report.total_bytes / one if program == "chain" else None,
-                        report.recomputed.get("conv", 0),
-                        {target: jaxremat.cost(step, *args, target=target).temp_bytes for target in targets},
-                    )
+                yield Row(
+                    program,
+                    name,
+                    policy,
+                    report.total_bytes,
+                    report.total_bytes / one if program == "chain" else None,
+                    report.recomputed.get("conv", 0),
+                    {target: jaxremat.cost(step, *args, target=target).temp_bytes for target in targets},
                 )
-    return rows

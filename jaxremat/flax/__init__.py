@@ -13,10 +13,10 @@ import flax.nnx
 from jaxremat import policy as p
 from jaxremat.flax import nnx
 from jaxremat.flax.lifting import remat_class
-from jaxremat.flax.linen import BatchNorm, Dropout, GroupNorm, LayerNorm, RMSNorm
+from jaxremat.flax.linen import BatchNorm, Dropout, GroupNorm, LayerNorm, RMSNorm, norm_relu_conv
 from jaxremat.spelling import parse
 
-__all__ = ["BatchNorm", "Dropout", "GroupNorm", "LayerNorm", "RMSNorm", "nnx", "remat"]
+__all__ = ["BatchNorm", "Dropout", "GroupNorm", "LayerNorm", "RMSNorm", "nnx", "norm_relu_conv", "remat"]
 
 Class = TypeVar("Class", bound=type[flax.linen.Module] | type[flax.nnx.Module])
 

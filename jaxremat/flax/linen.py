@@ -5,13 +5,14 @@ norm whose row is spread over devices, statistics in less than float32), and in 
 which keeps more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from jaxremat import ops
+from jaxremat.ops.convolution import Normalization, pending_batch_norm, relu_conv
 
 
 def _plain(module: Any, mask: Any) -> bool:
@@ -41,16 +42,24 @@ class BatchNorm(nn.BatchNorm):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+        operation: Callable[..., Any] = ops.batch_norm,
     ) -> jax.Array:
-        """Returns x normalized by the batch's statistics, or by the running ones."""
+        """Returns x normalized by the batch's statistics, or by the running ones.
+
+        `operation` takes the arguments of `ops.batch_norm`; what it returns beside the statistics is returned.
+        """
         running = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
         if running or not _plain(self, mask):
             return super().__call__(x, use_running_average, mask=mask)
         features = _features(x, self.axis)
         running_mean = self.variable("batch_stats", "mean", jax.numpy.zeros, features)
         running_variance = self.variable("batch_stats", "var", jax.numpy.ones, features)
-        y, mean, variance = ops.batch_norm(
+        y, mean, variance = operation(
             x,
             _scale(self, features),
             _bias(self, features),
@@ -137,3 +146,45 @@ class Dropout(nn.Dropout):
             return super().__call__(inputs, deterministic, rng)
         key = self.make_rng(self.rng_collection) if rng is None else rng
         return ops.dropout(inputs, self.rate, key, broadcast_dims=self.broadcast_dims)
+
+
+def norm_relu_conv(norm: BatchNorm, conv: Callable[..., nn.Conv], x: jax.Array) -> jax.Array:
+    """Returns `conv()(relu(norm(x)))`; in training x alone is kept for the three, see `ops.batch_norm_relu_conv`.
+
+    Args:
+        norm: a batch norm, made in the module that calls this.
+        conv: makes the convolution's module there, as `functools.partial(nn.Conv, 64, (3, 3), name="conv2")`, with the
+            field `conv_general_dilated` that it is given.
+        x: images: one batch axis, spatial axes, features.
+
+    Returns:
+        What the convolution returns.
+
+    Raises:
+        ValueError: the convolution pads or reshapes its input before it convolves ("CIRCULAR", several batch axes).
+
+    Example:
+        >>> from functools import partial
+        >>> import flax.linen as nn, jax, jax.numpy as jnp, jaxremat.flax
+        >>> class Net(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, x):
+        ...         norm = jaxremat.flax.BatchNorm(use_running_average=False)
+        ...         return jaxremat.flax.norm_relu_conv(norm, partial(nn.Conv, 4, (3, 3)), x)
+        >>> variables = jax.eval_shape(Net().init, jax.random.key(0), jnp.ones((2, 8, 8, 3)))
+        >>> sorted(variables["params"])
+        ['BatchNorm_0', 'Conv_0']
+    """
+    pending: Any = norm(x, operation=pending_batch_norm)
+    if not isinstance(pending, Normalization):  # in evaluation
+        return conv(conv_general_dilated=ops.conv_general_dilated)(jax.nn.relu(pending))
+
+    def convolve(lhs: jax.Array, rhs: jax.Array, window_strides: Any, padding: Any, **rest: Any) -> jax.Array:
+        if lhs.shape != x.shape:
+            raise ValueError(
+                f"norm_relu_conv: the convolution must take its input as it is: one batch axis and padding by zeros; "
+                f"it made {lhs.shape} of {x.shape}. Call norm, relu and conv one by one."
+            )
+        return relu_conv(pending, rhs, window_strides, padding, **rest)
+
+    return conv(conv_general_dilated=convolve)(x)

@@ -3,6 +3,7 @@
 from jaxremat.ops.activations import gelu, hard_tanh, leaky_relu, relu, relu6, sigmoid, silu, tanh
 from jaxremat.ops.batch_norms import batch_norm, batch_norm_relu
 from jaxremat.ops.bits import pack_bits, unpack_bits
+from jaxremat.ops.convolution import batch_norm_relu_conv, conv_general_dilated
 from jaxremat.ops.dropout import dropout
 from jaxremat.ops.norms import group_norm, layer_norm, rms_norm
 from jaxremat.ops.pooling import avg_pool, max_pool
@@ -12,6 +13,8 @@ __all__ = [
     "avg_pool",
     "batch_norm",
     "batch_norm_relu",
+    "batch_norm_relu_conv",
+    "conv_general_dilated",
     "dropout",
     "gelu",
     "group_norm",

@@ -21,13 +21,19 @@ from jaxremat.ops.rules import named
 
 def _with_statistics(o: Options, x: jax.Array, scale: Any, bias: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     y, mean, raw = normalize(o, x, scale, bias)
-    return y, jnp.squeeze(mean, o.reduced), jnp.squeeze(clip(o, raw), o.reduced)
+    return y, *squeezed(o, mean, raw)
 
 
-_CALLS = {False: named("batch_norm", _with_statistics), True: named("batch_norm_relu", _with_statistics)}
+def squeezed(o: Options, mean: jax.Array, raw: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and variance, one number a feature."""
+    return jnp.squeeze(mean, o.reduced), jnp.squeeze(clip(o, raw), o.reduced)
 
 
-def _batch_norm(
+_BATCH_NORM = named("batch_norm", _with_statistics)
+_BATCH_NORM_RELU = named("batch_norm_relu", _with_statistics)
+
+
+def checked(
     op: str,
     x: Any,
     scale: Any,
@@ -38,7 +44,8 @@ def _batch_norm(
     use_fast_variance: bool,
     axis_name: str | tuple[str, ...] | None,
     gated: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Options, jax.Array, jax.Array | None, jax.Array | None]:
+    """Returns the options of a batch norm and its arrays, parameters shaped to broadcast."""
     x = ranked(op, x, 2)
     features = checks.axes(op, axis, x.ndim)
     o = Options(
@@ -49,7 +56,7 @@ def _batch_norm(
         gated=gated,
         axis_name=axis_name,
     )
-    return _CALLS[gated](o, x, parameter(op, "scale", scale, x, features), parameter(op, "bias", bias, x, features))
+    return o, x, parameter(op, "scale", scale, x, features), parameter(op, "bias", bias, x, features)
 
 
 def batch_norm(
@@ -93,7 +100,9 @@ def batch_norm(
     References:
         Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
     """
-    return _batch_norm("batch_norm", x, scale, bias, axis, epsilon, dtype, use_fast_variance, axis_name, gated=False)
+    return _BATCH_NORM(
+        *checked("batch_norm", x, scale, bias, axis, epsilon, dtype, use_fast_variance, axis_name, gated=False)
+    )
 
 
 def batch_norm_relu(
@@ -129,6 +138,6 @@ def batch_norm_relu(
         TypeError: not floating-point.
         ValueError: a parameter of another shape, an axis out of range, or fewer than two dimensions.
     """
-    return _batch_norm(
-        "batch_norm_relu", x, scale, bias, axis, epsilon, dtype, use_fast_variance, axis_name, gated=True
+    return _BATCH_NORM_RELU(
+        *checked("batch_norm_relu", x, scale, bias, axis, epsilon, dtype, use_fast_variance, axis_name, gated=True)
     )

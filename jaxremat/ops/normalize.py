@@ -19,7 +19,7 @@ Axes = int | tuple[int, ...]
 class Options(NamedTuple):
     """What a normalization is, beside its arrays.
 
-    `reduced` are axes of x, after its last axis is split where there are `groups`. `gated` is a ReLU behind it;
+    `reduced` are axes of x, after its last axis is split where there is a `group_size`. `gated` is a ReLU behind it;
     `axis_name` joins the statistics of several devices.
     """
 
@@ -30,31 +30,29 @@ class Options(NamedTuple):
     fast: bool = True
     gated: bool = False
     axis_name: str | tuple[str, ...] | None = None
-    groups: int | None = None
+    group_size: int | None = None
 
 
 def _split(o: Options, x: jax.Array) -> jax.Array:
-    return x if o.groups is None else x.reshape(*x.shape[:-1], o.groups, x.shape[-1] // o.groups)
+    return x if o.group_size is None else x.reshape(*x.shape[:-1], x.shape[-1] // o.group_size, o.group_size)
 
 
-def _spread(o: Options, mean: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns a group's mean once for each of its channels."""
-    if o.groups is None:
-        return mean
-    return jnp.repeat(mean.squeeze(-1), x.shape[-1] // o.groups, axis=-1)
+def _spread(o: Options, mean: jax.Array) -> jax.Array:
+    """Returns a group's number once for each of its channels; other numbers as they are."""
+    return mean if o.group_size is None else jnp.repeat(mean.squeeze(-1), o.group_size, axis=-1)
 
 
 def _mean(o: Options, *xs: jax.Array) -> tuple[jax.Array, ...]:
-    means = tuple(jnp.mean(_split(o, x), o.reduced, keepdims=True) for x in xs)
-    means = means if o.axis_name is None else lax.pmean(means, o.axis_name)
-    return tuple(_spread(o, mean, x) for mean, x in zip(means, xs))
+    """Returns the means of arrays whose channels are split into groups, where there are any."""
+    means = tuple(jnp.mean(x, o.reduced, keepdims=True) for x in xs)
+    return means if o.axis_name is None else lax.pmean(means, o.axis_name)
 
 
 def _mean_of_tangent(o: Options, t: jax.Array) -> jax.Array:
     """Returns the mean; over a group pixels first, so that its transpose spreads one number a channel, not a group's."""
-    if o.groups is None:
-        return _mean(o, t)[0]
-    return _mean(o, jnp.mean(t, o.reduced[:-1], keepdims=True))[0]
+    if o.group_size is not None:
+        t = jnp.mean(t, o.reduced[:-1], keepdims=True)
+    return _spread(o, _mean(o, _split(o, t))[0])
 
 
 def _wide(o: Options, x: jax.Array) -> jax.Array:
@@ -63,16 +61,19 @@ def _wide(o: Options, x: jax.Array) -> jax.Array:
 
 def _statistics(o: Options, x: jax.Array) -> tuple[jax.Array | None, jax.Array]:
     """Returns the mean and the variance before it is clipped at zero, with the reduced axes kept as 1."""
-    x = _wide(o, x)
+    x = _split(
+        o, _wide(o, x)
+    )  # first of all: XLA's CPU compiler takes longer over a sum that splits its operand itself
     if not o.centred:
         (raw,) = _mean(o, jnp.square(x))
-        return None, raw
+        return None, _spread(o, raw)
     if o.fast:
         mean, square = _mean(o, x, jnp.square(x))
-        return mean, square - jnp.square(mean)
-    (mean,) = _mean(o, x)
-    (raw,) = _mean(o, jnp.square(x - mean))
-    return mean, raw
+        raw = square - jnp.square(mean)
+    else:
+        (mean,) = _mean(o, x)
+        (raw,) = _mean(o, jnp.square(x - mean))
+    return _spread(o, mean), _spread(o, raw)
 
 
 def clip(o: Options, raw: jax.Array) -> jax.Array:
@@ -93,16 +94,17 @@ def _out_dtype(o: Options, *given: jax.Array | None) -> Any:
     return o.dtype or jnp.result_type(*(a for a in given if a is not None))
 
 
-def _affine(
+def affine(
     o: Options, x: jax.Array, mean: jax.Array | None, raw: jax.Array, scale: jax.Array | None, bias: jax.Array | None
 ) -> jax.Array:
+    """Returns x normalized by these statistics, then scaled and shifted."""
     y = _centre(o, x, mean) * _factor(o, raw, scale)
     return (y if bias is None else y + bias).astype(_out_dtype(o, x, scale, bias))
 
 
 def _value(o: Options, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> tuple[Any, ...]:
     mean, raw = _statistics(o, x)
-    y = _affine(o, x, mean, raw, scale, bias)
+    y = affine(o, x, mean, raw, scale, bias)
     return (jnp.maximum(y, 0) if o.gated else y), mean, raw
 
 
@@ -110,12 +112,23 @@ def _keep(o: Options, out: tuple[jax.Array, ...], x: jax.Array, scale: Any, bias
     return x, out[1], out[2], scale, bias
 
 
+def _tangent_of_statistics(
+    o: Options, x: jax.Array, mean: jax.Array | None, tx: jax.Array
+) -> tuple[jax.Array | None, jax.Array]:
+    """Returns the tangents of mean and raw variance, each by the formula that the value has."""
+    if mean is None:
+        return None, 2 * _mean_of_tangent(o, _wide(o, x) * tx)
+    t_mean = _mean_of_tangent(o, tx)
+    if o.fast:
+        return t_mean, 2 * (_mean_of_tangent(o, x * tx) - mean * t_mean)
+    return t_mean, 2 * _mean_of_tangent(o, (x - mean) * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
+
+
 def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_bias: Any) -> tuple[Any, ...]:
     x, mean, raw, scale, bias = kept
     tx = _wide(o, tx)
     centred = _centre(o, x, mean)
-    t_raw = 2 * _mean_of_tangent(o, centred * tx)  # Σ (x - mean) = 0, so the mean's own tangent drops out
-    t_mean = _mean_of_tangent(o, tx) if o.centred else None
+    t_mean, t_raw = _tangent_of_statistics(o, x, mean, tx)
     if scale is None:
         factor, t_factor = jax.jvp(lambda v: _factor(o, v, None), (raw,), (t_raw,))
     else:
@@ -130,11 +143,18 @@ def _tangent(o: Options, kept: tuple[Any, ...], tx: jax.Array, t_scale: Any, t_b
         t = t if t_bias is None else t + t_bias
     t = t.astype(_out_dtype(o, x, scale, bias))
     if o.gated:
-        t = lax.select(_affine(o, x, mean, raw, scale, bias) > 0, t, jnp.zeros_like(t))
+        t = lax.select(affine(o, x, mean, raw, scale, bias) > 0, t, jnp.zeros_like(t))
     return t, t_mean, t_raw
 
 
 normalize = lean("normalize", _value, _keep, _tangent)
+# The mean and the variance before it is clipped, alone: for an operation that normalizes by itself.
+statistics = lean(
+    "statistics",
+    _statistics,
+    lambda o, out, x: (x, out[0]),
+    lambda o, kept, tx: _tangent_of_statistics(o, kept[0], kept[1], _wide(o, tx)),
+)
 
 
 def parameter(op: str, argument: str, p: Any, x: jax.Array, features: tuple[int, ...]) -> jax.Array | None:

@@ -162,7 +162,7 @@ def group_norm(
         checks.number(op, "epsilon", epsilon),
         output_dtype(op, dtype),
         fast=checks.flag(op, "use_fast_variance", use_fast_variance),
-        groups=count if group_size is None else channels // count,
+        group_size=channels // count if group_size is None else count,
     )
     last = (x.ndim - 1,)
     return _GROUP_NORM(o, x, parameter(op, "scale", scale, x, last), parameter(op, "bias", bias, x, last))

@@ -18,7 +18,12 @@ import jax.numpy as jnp
 
 
 def lean(
-    name: str, value: Callable[..., Any], keep: Callable[..., Any], tangent: Callable[..., Any]
+    name: str,
+    value: Callable[..., Any],
+    keep: Callable[..., Any],
+    tangent: Callable[..., Any],
+    *,
+    late: bool = False,
 ) -> Callable[..., Any]:
     """Returns an operation `op(options, *args)` whose derivative keeps what `keep` returns and nothing else.
 
@@ -29,6 +34,10 @@ def lean(
             output, return that very array: it is then shared with whoever keeps it too.
         tangent: `tangent(options, kept, *tangents)`, linear in `tangents`, one for each of `args`: `None` where the
             argument is `None` or holds integers, booleans or a key.
+        late: whether a barrier holds back what `tangent` makes of the kept arrays until the cotangent is there. Without
+            it a compiler may make that early and keep it; with it nothing fuses across. It is for convolutions, whose
+            cotangent is an array in memory anyway, and which policies must see: under differentiation such an
+            operation is the equations of `value`, not one call, and what a second derivative keeps is up to JAX.
 
     Returns:
         The operation, differentiable in both modes.
@@ -41,13 +50,12 @@ def lean(
     op = jax.custom_jvp(call, nondiff_argnums=(0,))
 
     def rule(options: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        out = op(options, *primals)
+        out = (call if late else op)(options, *primals)
         kept = keep(options, out, *primals)
         linear = [
             t if p is not None and jnp.issubdtype(p.dtype, jnp.inexact) else None for p, t in zip(primals, tangents)
         ]
-        # The barrier that `prevent_cse` sets would hold back the cotangent, and with it fusion.
-        return out, jax.checkpoint(partial(tangent, options), prevent_cse=False)(kept, *linear)
+        return out, jax.checkpoint(partial(tangent, options), prevent_cse=late)(kept, *linear)
 
     op.defjvp(rule)
     return op

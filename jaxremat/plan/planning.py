@@ -51,7 +51,8 @@ def plan(
 
     Args:
         loss: any JAX function with floating-point outputs; most often a scalar loss.
-        *args: its arguments; arrays or `jax.ShapeDtypeStruct`s. No data is read.
+        *args: its arguments; arrays or `jax.ShapeDtypeStruct`s. No data is read. Where the step lays them out over a mesh,
+            give them with that layout: JAX traces another program then, and a plan fits one program.
         budget: bytes, or `"2GiB"`; `"60%"` (or 0.6) of the peak without rematerialization; `"fits"`: the target's memory.
             It covers all that the compiled step has in use at once: arguments, results and temporary values.
         target: a name of `jaxremat.targets()`.
@@ -101,7 +102,8 @@ def plan(
         else:
             best, search_seconds = _within(search, judge, limit, baseline)
     if best.peak_bytes > limit:
-        raise PolicyError(_too_small(limit, search, best, args, argnums))
+        beside = _beside(search, baseline)
+        raise PolicyError(_too_small(limit, search, best, beside, args, argnums))
     return _plan(search, judge, best, baseline, limit, target, objective, began, search_seconds)
 
 
@@ -140,8 +142,7 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
     def best_fit() -> Verdict | None:
         return min((v for v in verdicts if v.peak_bytes <= limit), key=lambda v: v.candidate.order, default=None)
 
-    # What the compiled step holds beside what the loss reads: optimizer state, a whole data set.
-    asked = limit - max(0, (baseline.argument_bytes or 0) - search.input_bytes)
+    asked = limit - _beside(search, baseline)
     low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
     for _ in range(_ROUNDS if judge.compiles else 1):
         start = time.perf_counter()
@@ -159,7 +160,7 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
             asked = max(limit - beyond, low + low // _RETREAT)
         else:
             high = min(high, asked)
-            asked = min(limit - beyond, high - high // _RETREAT)
+            asked = min(limit - beyond, high - high // (8 * _RETREAT))
         if not low < asked < high:
             asked = (low + high) // 2
     # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
@@ -171,6 +172,11 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
     if best_fit() is None:
         ask(search.leanest())
     return best_fit() or min((baseline, *verdicts), key=lambda v: v.peak_bytes), seconds
+
+
+def _beside(search: Search, baseline: Verdict) -> int:
+    """What the compiled step reads beside what the loss reads: optimizer state, a whole data set."""
+    return max(0, (baseline.argument_bytes or 0) - search.input_bytes)
 
 
 def _is_worth(candidate: Candidate, fit: Candidate, search: Search) -> bool:
@@ -189,7 +195,9 @@ def _new_candidate(search: Search, judge: Judge, asked: int, low: int, high: int
     return None
 
 
-def _too_small(limit: int, search: Search, best: Verdict, args: Sequence[Any], argnums: int | Sequence[int]) -> str:
+def _too_small(
+    limit: int, search: Search, best: Verdict, beside: int, args: Sequence[Any], argnums: int | Sequence[int]
+) -> str:
     inputs = search.input_bytes
     gradients = sum(size_bytes(g.aval) for g in search.graph.gradients if isinstance(g, Var))
     asked = {argnums} if isinstance(argnums, int) else set(argnums)
@@ -199,18 +207,20 @@ def _too_small(limit: int, search: Search, best: Verdict, args: Sequence[Any], a
         for leaf in jax.tree.leaves(args[i])
         if hasattr(leaf, "dtype") and hasattr(leaf.dtype, "itemsize")
     )
-    fixed = parameters + gradients
+    fixed = parameters + gradients + beside
     floor = best.peak_bytes
     scale = (limit - fixed) / (floor - fixed) if floor > fixed else 0.0
     batch = (
         f"A batch of about {scale:.0%} of this one would fit."
         if scale > 0
-        else "No batch fits: parameters and gradients alone exceed it."
+        else "No batch fits: what does not depend on it exceeds the budget alone."
     )
     return (
         f"plan: no plan keeps the peak within {human_bytes(limit)}. The smallest found is {human_bytes(floor)} "
         f"({floor} bytes, {short(best.candidate.policy)}): {human_bytes(inputs)} of inputs, {human_bytes(parameters)} of them "
-        f"parameters; {human_bytes(gradients)} of gradients; the rest is what one part of the backward pass works on. {batch}"
+        f"parameters; {human_bytes(gradients)} of gradients; "
+        f"{f'{human_bytes(beside)} that the step reads beside the loss; ' if beside else ''}the rest is what one part of the "
+        f"backward pass works on. {batch}"
     )
 
 

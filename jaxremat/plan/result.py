@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -138,9 +140,14 @@ class Plan(Policy):
             OSError: the file cannot be written.
         """
         path = Path(path)
-        part = path.with_name(path.name + ".part")
-        part.write_text(self.to_json() + "\n", encoding="utf-8")
-        part.replace(path)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json() + "\n")
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
 
     def __str__(self) -> str:
         fraction = self.recomputed_flops / self.forward_flops if self.forward_flops else 0.0

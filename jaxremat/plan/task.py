@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxremat.arguments import name_of
-from jaxremat.errors import PolicyError
+from jaxremat.errors import PolicyError, TargetError
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step
 from jaxremat.plan.loops import make_search
@@ -44,10 +44,14 @@ def task(
 
     Raises:
         PolicyError: the function has side effects; there is no such objective.
-        TargetError: there is no such target.
+        TargetError: there is no such target, or nothing here compiles for it and that is wanted.
         TypeError: nothing at `argnums` can be differentiated; no step is given, and the function returns no real number.
     """
     chip = find_target(target)
+    if compile and not chip.available:
+        raise TargetError(
+            f"plan: nothing here compiles for {target}. Needed: {chip.remedy}. Or plan with compile=False."
+        )
     cost = cost_of(objective, chip)
     platform = chip.specification if chip.kind == "local" else chip.kind
     subject = Subject(loss, args, kwargs, argnums)
