@@ -141,7 +141,7 @@ def test_a_budget_below_the_floor():
 
 
 def test_a_budget_below_parameters_and_gradients():
-    with pytest.raises(jaxremat.PolicyError, match="No batch fits: parameters and gradients alone exceed it"):
+    with pytest.raises(jaxremat.PolicyError, match="No batch fits"):
         jaxremat.plan(relu, *shapes(8), budget=1000)
 
 
