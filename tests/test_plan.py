@@ -1,7 +1,6 @@
 """`plan` with the compiler that is here: budgets are met, gradients are those without it, figures are true."""
 
 import jax
-import jax.numpy as jnp
 import pytest
 from programs import same
 
@@ -142,7 +141,7 @@ def test_a_budget_below_the_floor():
 
 
 def test_a_budget_below_parameters_and_gradients():
-    with pytest.raises(jaxremat.PolicyError, match="No batch fits: what does not depend on it exceeds the budget alone"):
+    with pytest.raises(jaxremat.PolicyError, match="No batch fits"):
         jaxremat.plan(relu, *shapes(8), budget=1000)
 
 
@@ -195,4 +194,7 @@ def test_what_is_differentiated():
     found = jaxremat.plan(loss, x, ws, budget="90%", argnums=(0,), compile=False)
     both = jaxremat.plan(loss, x, ws, budget="90%", argnums=(0, 1), compile=False)
     assert found.without_remat_bytes < both.without_remat_bytes
-    assert jnp.isfinite(jax.grad(jaxremat.remat(loss, found))(*reversed(arguments()))).all()
+    gradient = jax.jit(jax.grad(jaxremat.remat(loss, found)), compiler_options=jaxremat.compiler_options())
+    plain = jax.jit(jax.grad(loss), compiler_options=jaxremat.compiler_options())
+    ws, x = arguments()
+    same(gradient(x, ws), plain(x, ws))

@@ -2,14 +2,13 @@
 
 import itertools
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plans import MATRIX, again, program, recipes, search_of, subsets
 
 from jaxremat.plan.cut import lower_bound, stored_sets
 from jaxremat.plan.exhaustive import ExhaustiveSearch
-from jaxremat.plan.knapsack import cheapest
+from jaxremat.plan.knapsack import Knapsack
 from jaxremat.plan.search import Search
 from jaxremat.plan.segments import Option, Stretch
 
@@ -104,55 +103,54 @@ def test_the_bound_of_everything_and_of_nothing():
 
 
 sizes = st.integers(0, 12)
-options = st.builds(
-    lambda size, cost, most: Option(frozenset(), size, float(cost), most), sizes, sizes, st.integers(0, 25)
-)
 
 
 @st.composite
 def tables(draw):
-    """Stretches between all pairs of up to five waists, and a limit."""
+    """Stretches between all pairs of up to five waists, every option with a number of its own as what it stores."""
     waists = draw(st.integers(2, 5))
-    stretches = [
-        Stretch(a, b, draw(st.integers(0, 15)), draw(st.lists(options, min_size=0, max_size=2)))
-        for b in range(1, waists)
-        for a in range(b)
-    ]
-    return stretches, waists, draw(st.integers(1, 45))
+    number = itertools.count()
+    stretches = list[Stretch]()
+    for start, end in itertools.combinations(range(waists), 2):
+        drawn = draw(st.lists(st.tuples(sizes, sizes, st.integers(0, 25)), max_size=2))
+        options = [Option(frozenset([next(number)]), size, float(cost), most) for size, cost, most in drawn]
+        # It never fits, and keeps sizes from having a common divisor: bytes are told apart one by one.
+        options.append(Option(frozenset(), 1, 0.0, 10**6))
+        stretches.append(Stretch(start, end, draw(st.integers(0, 15)), options))
+    return stretches, waists
 
 
 def mixtures(stretches, waists, limit):
-    """The costs of all mixtures that stay within a limit, one by one."""
+    """All mixtures that stay within a limit, one by one: the costs by what is stored."""
     between = {(s.start, s.end): s for s in stretches}
+    found = {}
     for count in range(waists - 1):
         for inner in itertools.combinations(range(1, waists - 1), count):
-            places = [0, *inner, waists - 1]
-            path = [between[pair] for pair in itertools.pairwise(places)]
+            path = [between[pair] for pair in itertools.pairwise([0, *inner, waists - 1])]
             for chosen in itertools.product(*(s.options for s in path)):
                 before, fits = 0, True
                 for stretch, option in zip(path, chosen):
                     fits = fits and before + max(option.most_bytes, stretch.forward_bytes) <= limit
                     before += option.stored_bytes
                 if fits and before <= limit:
-                    yield sum(option.cost for option in chosen)
+                    found[frozenset().union(*(o.stored for o in chosen))] = sum(o.cost for o in chosen)
+    return found
 
 
-@given(table=tables())
+@given(table=tables(), limits=st.lists(st.integers(0, 45), min_size=1, max_size=4))
 @settings(max_examples=150)
-def test_the_knapsack_finds_the_cheapest_mixture(table):
-    stretches, waists, limit = table
-    expected = min(mixtures(stretches, waists, limit), default=None)
-    found = cheapest(stretches, waists, limit)
-    assert (found and found.cost) == expected
-    if found is not None:
-        assert found.cost == sum(option.cost for _, option in found.chosen)
-        assert [s.start for s, _ in found.chosen] == [0, *(s.end for s, _ in found.chosen[:-1])]
-        before = 0
-        for stretch, option in found.chosen:
-            assert before + max(option.most_bytes, stretch.forward_bytes) <= limit
-            before += option.stored_bytes
+def test_the_knapsack_finds_the_cheapest_mixture(table, limits):
+    knapsack = Knapsack(*table, max(limits))
+    for limit in limits:
+        expected = mixtures(*table, limit)
+        found = knapsack.best(limit)
+        if not expected:
+            assert found is None
+        else:
+            assert expected[found] == min(expected.values())
 
 
-@pytest.mark.parametrize("limit", [0, -5])
-def test_the_knapsack_without_room(limit):
-    assert cheapest([Stretch(0, 1, 0, [Option(frozenset(), 0, 1.0, 0)])], 2, limit) is None
+def test_the_knapsack_without_room():
+    knapsack = Knapsack([Stretch(0, 1, 0, [Option(frozenset([3]), 2, 1.0, 4)])], 2, 10)
+    assert [knapsack.best(limit) for limit in (-5, 0, 3)] == [None] * 3
+    assert knapsack.best(4) == knapsack.best(10) == knapsack.best(10**6) == {3}

@@ -44,7 +44,7 @@ def task(
 
     Raises:
         PolicyError: the function has side effects; there is no such objective.
-        TargetError: there is no such target, or nothing here compiles for it.
+        TargetError: there is no such target, or nothing here compiles for it and that is wanted.
         TypeError: nothing at `argnums` can be differentiated; no step is given, and the function returns no real number.
     """
     chip = find_target(target)
