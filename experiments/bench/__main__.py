@@ -12,6 +12,7 @@ BENCHES = {
     "engine": "time to trace and rewrite, and what a policy saves on a chain of convolutions",
     "harness": "step time of the harness beside a bare jitted loop",
     "kill": "a run that is killed ten times beside an undisturbed one",
+    "plan": "the planner at the peak of every common use of jax.checkpoint: which recomputes less",
     "ops": "the operations that keep less beside their counterparts: bytes, errors, time",
 }
 
