@@ -13,6 +13,7 @@ figures) as JSON. The exit status is 0, or 2 with one message on standard error 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,13 +22,14 @@ from rich.console import Console
 
 from experiments import budgets, checkpoints, data, devices, dry_run, dry_run_report, loop, progress, records, report
 from experiments.cifar_files import CLASSES
+from experiments.command import exit_status, resuming
 from experiments.config import Config, check
 from experiments.dry_run import DryRun
 from experiments.errors import ExperimentError
 from experiments.program import Applied, apply_policy, build_program
 from experiments.records import Record
 from experiments.training import TrainState
-from jaxremat import CompileError, Plan, PolicyError, TargetError
+from jaxremat import Plan, PolicyError
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, 2 for what cannot be done, 130 when interrupted."""
     plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     command = tyro.cli(Command, prog="python -m experiments.cifar", args=argv, config=plain)
+    return exit_status(partial(_run, command), interrupted=resuming(command.training.checkpoint_dir))
+
+
+def _run(command: Command) -> int:
+    """Does what was asked for; what cannot be done is an error that says so in the words of the command line."""
     config = command.training
     try:
         dry_run.check_options(command.dry, config)
@@ -184,30 +191,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             return compile_only(config, command.dry, Console(stderr=True))
         target = "local" if command.dry.target is None else command.dry.target.strip()
         record = train(config, Console(stderr=True), target).record
-        if record is not None:
-            Console().print(report.summary(record))
-            print(record.to_json(), flush=True)
-            if config.out is not None:
-                records.append(config.out, record)
     except PolicyError as error:
-        print(f"error: {error}{_hint(config)}", file=sys.stderr)
-        return 2
-    except (ExperimentError, TargetError, CompileError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise ExperimentError(f"{error}{_hint(config)}") from None
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(
-            f"error: The step does not fit into the device's memory ({str(error).splitlines()[0]}). Store less, for example "
-            f"--policy nothing or segments:sqrt instead of {config.policy}, or lower --batch-size.",
-            file=sys.stderr,
-        )
-        return 2
-    except KeyboardInterrupt:
-        resume = "" if config.checkpoint_dir is None else " The same command resumes from the last checkpoint."
-        print(f"interrupted.{resume}", file=sys.stderr)
-        return 130
+        raise ExperimentError(
+            f"The step does not fit into the device's memory ({str(error).splitlines()[0]}). Store less, for example "
+            f"--policy nothing or segments:sqrt instead of {config.policy}, or lower --batch-size."
+        ) from None
+    if record is not None:
+        Console().print(report.summary(record))
+        print(record.to_json(), flush=True)
+        if config.out is not None:
+            records.append(config.out, record)
     return 0
 
 

@@ -14,6 +14,7 @@ status is 0, or 2 with one message on standard error when something asked for ca
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from rich.console import Console
 
 import jaxremat
 from experiments import checkpoints, data, records, report
+from experiments.command import exit_status, resuming
 from experiments.config import Config, check, check_filled
 from experiments.errors import ExperimentError
 from experiments.records import Record
-from jaxremat import PolicyError
 
 INSTALL = 'pip install "torch==2.13.0"'
 
@@ -123,19 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # PyTorch's OpenMP reads this once, when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config = tyro.cli(Config, prog="python -m experiments.cifar_torch", args=argv)
-    try:
-        record = train(config, Console(stderr=True))
-        Console().print(report.summary(record))
-        print(record.to_json(), flush=True)
-        if config.out is not None:
-            records.append(config.out, record)
-    except (ExperimentError, PolicyError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        resume = "" if config.checkpoint_dir is None else " The same command resumes from the last checkpoint."
-        print(f"interrupted.{resume}", file=sys.stderr)
-        return 130
+    return exit_status(partial(_run, config), interrupted=resuming(config.checkpoint_dir))
+
+
+def _run(config: Config) -> int:
+    record = train(config, Console(stderr=True))
+    Console().print(report.summary(record))
+    print(record.to_json(), flush=True)
+    if config.out is not None:
+        records.append(config.out, record)
     return 0
 
 

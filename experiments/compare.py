@@ -5,16 +5,17 @@
     python -m experiments.compare --readme README.md            # the table of the committed records, written into it
     python -m experiments.compare --readme README.md --check    # or only compared with what is there
 
-Every cell of models x policies x frameworks runs in its own process. A cell that is in the records file already is not run
-again; one that failed is. The report (`report.md`, `report.html`, plots) is written from the records file. Progress goes to
-standard error; standard output gets the table and, as its last line, a JSON object that says what was done. The exit status
-is 0; 1 when a cell failed (its row says why) or a check found a difference; 2 with one message for bad input.
+Every cell of models x policies x frameworks runs in its own process. A cell that the records file has figures for is not run
+again; one that failed or was refused is. The report (`report.md`, `report.html`, plots) is written from the records file.
+Progress goes to standard error; standard output gets the table and, as its last line, a JSON object that says what was done.
+The exit status is 0; 1 when a cell failed (its row says why) or a check found a difference; 2 with one message for bad input.
 """
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -26,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import jaxremat
 from experiments import compare_records, data
 from experiments.cifar_torch import require_torch
+from experiments.command import exit_status
 from experiments.compare_readme import committed_results, update_readme
 from experiments.compare_records import Cell, Framework, Result
 from experiments.compare_report import write_report
@@ -33,12 +35,16 @@ from experiments.compare_run import Timing, run_group
 from experiments.compare_table import markdown
 from experiments.errors import ExperimentError
 from experiments.models import ModelName
-from jaxremat import PolicyError
 
+# The table of the article that began this, for models that have all three operations.
+ARTICLES_TABLE = "ops:conv=store,relu=recompute,batch_norm=store"
 DEFAULT_POLICIES = (
-    "everything", "nothing", "dots", "names:*_out", "ops:conv=store,*=recompute", "segments:sqrt", "budget:50%",
+    "everything", "nothing", "dots", "names:*_out", "ops:conv=store,*=recompute", ARTICLES_TABLE, "segments:sqrt", "budget:50%",
 )  # fmt: skip
-QUICK_POLICIES = ("everything", "nothing", "dots", "segments:sqrt")
+QUICK: dict[str, Any] = {
+    "models": "net", "policies": ("everything", "nothing", "dots", "segments:sqrt"), "steps": 10, "rounds": 3,
+    "data": "sample", "data_dir": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,8 @@ def run(config: Config, console: Console) -> tuple[list[Result], int]:
         raise ExperimentError(
             f"--batch-size must be at most the number of training images, {len(dataset.train_labels)}; got {config.batch_size}."
         )
-    missing = [cell for cell in cells if cell.key not in known or known[cell.key].status == "failed"]
+    # What was refused is asked again, which takes seconds: another version may be able to.
+    missing = [cell for cell in cells if cell.key not in known or known[cell.key].status != "measured"]
     timing = Timing(config.rounds, config.round_steps)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _opened(path) as file, Progress(*columns, console=console, transient=True) as bar:
@@ -152,6 +159,12 @@ def run(config: Config, console: Console) -> tuple[list[Result], int]:
                 list(group), config.data_dir, timing, done=done, say=lambda text: bar.update(task, description=text)
             )
     return [known[cell.key] for cell in cells], len(missing)
+
+
+def _require_default(config: Config, why: str, names: set[str]) -> None:
+    for field in fields(Config):
+        if field.name in names and getattr(config, field.name) != field.default:
+            raise ExperimentError(f"{why}: leave --{field.name.replace('_', '-')} out.")
 
 
 def relu_rows(results: Sequence[Result]) -> list[tuple[str, int, int]]:
@@ -180,31 +193,30 @@ def _opened(path: Path) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
     config = tyro.cli(Config, prog="python -m experiments.compare", args=argv)
-    console = Console(stderr=True)
-    try:
-        if config.check and config.readme is None:
-            raise ExperimentError("--check compares the table in a file: name it with --readme.")
-        if config.readme is not None:
-            same = update_readme(Path(config.readme), committed_results(), write=not config.check)
-            if config.check and not same:
-                print(
-                    f"error: the table in {config.readme} is not that of the records: run this without --check.",
-                    file=sys.stderr,
-                )
-            print(json.dumps({"readme": config.readme, "changed": not same and not config.check, "same": same}))
-            return 1 if config.check and not same else 0
-        if config.quick:
-            config = replace(
-                config, models="net", policies=QUICK_POLICIES, steps=10, rounds=3, data="sample", data_dir=None
+    goes_on = f"The same command goes on with the cells that {config.records} lacks."
+    return exit_status(partial(_run, config, Console(stderr=True)), interrupted=goes_on)
+
+
+def _run(config: Config, console: Console) -> int:
+    if config.check and config.readme is None:
+        raise ExperimentError("--check compares the table in a file: name it with --readme.")
+    if config.readme is not None:
+        _require_default(
+            config, "--readme runs nothing", {field.name for field in fields(Config)} - {"readme", "check"}
+        )
+        same = update_readme(Path(config.readme), committed_results(), write=not config.check)
+        if config.check and not same:
+            print(
+                f"error: the table in {config.readme} is not that of the records: run this without --check.",
+                file=sys.stderr,
             )
-        results, ran = run(config, console)
-        files = write_report(results, Path(config.report).expanduser(), relu_rows(results))
-    except (ExperimentError, PolicyError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"interrupted. The same command goes on with the cells that {config.records} lacks.", file=sys.stderr)
-        return 130
+        print(json.dumps({"readme": config.readme, "changed": not same and not config.check, "same": same}))
+        return 1 if config.check and not same else 0
+    if config.quick:
+        _require_default(config, "--quick chooses it", set(QUICK))
+        config = replace(config, **QUICK)
+    results, ran = run(config, console)
+    files = write_report(results, Path(config.report).expanduser(), relu_rows(results))
     failed = [result for result in results if result.status == "failed"]
     print(markdown(results))
     counts = {status: sum(r.status == status for r in results) for status in get_args(compare_records.Status)}

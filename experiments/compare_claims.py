@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.compare_records import Framework, Result
-from experiments.compare_table import Group, groups, mib
+from experiments.compare_table import NAMES, Group, groups, mib
 
-NAMES: dict[Framework, str] = {"jax": "JAX", "torch": "PyTorch"}
+LEAST, MOST = 0.5, 2.0  # more time for recomputing everything, as the article has it
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,11 @@ def findings(results: Sequence[Result]) -> list[Finding]:
             where = f"{group.model}, {NAMES[framework]}"
             if (again := _measured(group, framework, "nothing")) is not None and plain.step_seconds:
                 more = statistics.median(again.step_seconds) / statistics.median(plain.step_seconds) - 1
-                found.append(Finding("Recomputing everything costs 50-200 % more time", where, f"{more:+.0%} a step"))
+                found.append(
+                    Finding(
+                        "Recomputing everything costs 50-200 % more time", where, f"{more:+.0%} a step{_beside(more)}"
+                    )
+                )
             if (sqrt := _measured(group, framework, "segments:sqrt")) is not None and plain.kept_bytes:
                 part = sqrt.kept_bytes / plain.kept_bytes
                 found.append(Finding("Segments need O(√n) of the memory", where, _share(sqrt, plain, part)))
@@ -48,12 +52,33 @@ def _measured(group: Group, framework: Framework, policy: str) -> Result | None:
     return result if result is not None and result.status == "measured" else None
 
 
+def _beside(more: float) -> str:
+    return ", less than that" if more < LEAST else ", more than that" if more > MOST else ", as is said"
+
+
 def _share(result: Result, plain: Result, part: float) -> str:
     kept = f"keeps {mib(result.kept_bytes)} of {mib(plain.kept_bytes)} MiB ({part:.0%})"
     if result.peak_bytes is None or not plain.peak_bytes:
         return kept
     return f"{kept}; peak {mib(result.peak_bytes)} of {mib(plain.peak_bytes)} MiB ({result.peak_bytes / plain.peak_bytes:.0%})"
 
+
+POLICIES = (
+    ("`everything`", "what autodiff asks for; no rematerialization"),
+    ("`nothing`", "the inputs of each block; the block is computed again in the backward pass"),
+    ("`dots`", "the results of matrix products and convolutions"),
+    ("`names:...`", "values tagged with names that fit, such as `conv_out`"),
+    ("`ops:...`", "results by the operation that made them; the first rule that fits counts, and `*` fits all"),
+    (
+        "`segments:sqrt`",
+        "what crosses the borders of about √n segments of n layers; the last segment is not computed again",
+    ),
+    (
+        "`budget:...`",
+        "JAX: what a planner chooses for a peak of that size. PyTorch: what `torch.compile` chooses for its "
+        "`activation_memory_budget`, a part of what is kept without; bytes are turned into it",
+    ),
+)
 
 HOW_TAKEN = (
     (

@@ -4,20 +4,29 @@ Within a layer values of the same operation, type and size are paired first, the
 over stands in a row of its own. The rows' bytes add up to what each framework keeps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.compare_records import Kept, Result
 
 UNEXPLAINED = "not explained"
-SMALL_BYTES = 16 * 1024  # of one value: statistics, scalars and the loss's own values
+# Layers outside of the blocks, by model. Under `nothing`, and in PyTorch under every policy but segments and budgets, no policy
+# is applied there. A test holds that these are the PyTorch networks' parts that are no blocks.
+OUTSIDE_BLOCKS: dict[str, tuple[str, ...]] = {
+    "net": (),
+    "resnet18": ("fc",),
+    "wrn16_4": ("conv1", "bn", "fc"),
+    "vit": ("patches", "dropout", "ln", "head"),
+}
+SMALL_FRACTION = 32  # under `nothing` a value inside of a block counts as small below this part of the largest one
 
-# What has no partner, by framework and operation, under any policy.
+# A value of JAX's without a partner, under any policy: what it is.
 _JAX = {
     "cross_entropy": "a part of cross-entropy, which JAX differentiates as written; PyTorch's kernel keeps log softmax",
     "logsumexp": "a part of cross-entropy, which JAX differentiates as written; PyTorch's kernel keeps log softmax",
-    "dropout": "dropout's mask as booleans or its scaled input; PyTorch keeps the mask as scaled float32",
+    "dropout": "dropout's mask as booleans or its scaled input; PyTorch keeps the mask as scaled float32, or draws it again",
 }
-# Without a policy: JAX keeps what the parts of an operation need, PyTorch what its kernel needs.
+# Where no policy chooses: JAX keeps what the parts of an operation need, PyTorch what its kernel needs.
 _JAX_PLAIN = {
     "batch_norm": "JAX differentiates batch norm as written; PyTorch's kernel keeps its input, mean and 1/std",
     "layer_norm": "JAX differentiates layer norm as written; PyTorch's kernel keeps its input, mean and 1/std",
@@ -29,6 +38,8 @@ _JAX_PLAIN = {
     "add": "a sum that JAX keeps for the next operation; PyTorch's kernel keeps another value of the layer",
     "relu": "an input of the next operation; in PyTorch another operation's kernel keeps it",
 }
+# Operations that JAX writes out as several values, all of which a policy for the operation fits.
+_WRITTEN_OUT = ("batch_norm", "layer_norm", "gelu", "attention", "softmax")
 _TORCH_SAVED = {
     "conv": "the input of a norm or of an addition, which PyTorch's kernel keeps; JAX keeps what it makes of it",
     "dot": "the input of the next kernel",
@@ -52,8 +63,13 @@ _TORCH_SAVED = {
 }
 REGION_INPUT = "the input of a checkpointed block or segment, which PyTorch keeps beside what the policy chooses"
 CACHED = "the policy fits it, so PyTorch caches it; jaxremat stores only what is read, and here reads another value"
-STORED = "the policy fits it and it is read; PyTorch computes it again, keeps it in another layer's row, or is not under the policy here"
+BORDER = "what crosses a segment's border: jaxremat cuts at the narrowest places, PyTorch between parts of the network"
+OUTSIDE = "outside of the blocks, where PyTorch does not apply the policy: autograd keeps what its kernels need"
 SMALL = "small: statistics, keys and scalars are always stored by jaxremat; PyTorch computes them again, or keeps fewer"
+WRITTEN_OUT = (
+    "the policy fits all values of the operation, which JAX writes out; PyTorch's kernel has its results alone"
+)
+COMPILED = "PyTorch's program is compiled: its values have no layers, and stand together in the rows without one"
 
 
 @dataclass(frozen=True)
@@ -86,22 +102,28 @@ def diff(jax: Result, torch: Result) -> list[Row]:
     """
     rows = list[Row]()
     for layer in dict.fromkeys(kept.path for kept in (*jax.kept, *torch.kept)):
-        left = [kept for kept in jax.kept if kept.path == layer]
-        right = [kept for kept in torch.kept if kept.path == layer]
+        left, right = ([kept for kept in result.kept if kept.path == layer] for result in (jax, torch))
         for same_op in (True, False):
-            for one in tuple(left):
-                other = next((k for k in right if _alike(one, k, same_op=same_op)), None)
-                if other is not None:
-                    rows.append(Row(layer, one, other, "equal"))
-                    left.remove(one)
-                    right.remove(other)
-        rows += [Row(layer, one, None, _why_jax(one, jax.cell.policy)) for one in left]
+            pairs, left, right = _paired(left, right, same_op=same_op)
+            rows += [Row(layer, one, other, "equal") for one, other in pairs]
+        rows += [Row(layer, one, None, _why_jax(one, jax, torch)) for one in left]
         rows += [Row(layer, None, other, _why_torch(other)) for other in right]
     return rows
 
 
-def _alike(one: Kept, other: Kept, *, same_op: bool) -> bool:
-    return (one.dtype, one.size_bytes) == (other.dtype, other.size_bytes) and (not same_op or one.op == other.op)
+def _paired(
+    left: Sequence[Kept], right: Sequence[Kept], *, same_op: bool
+) -> tuple[list[tuple[Kept, Kept]], list[Kept], list[Kept]]:
+    """Returns pairs of as many values of equal type and size, and what is left over on either side."""
+    pairs, over, rest = list[tuple[Kept, Kept]](), list[Kept](), list(right)
+    for one in left:
+        for i, other in enumerate(rest):
+            if (one.dtype, one.unit_bytes) == (other.dtype, other.unit_bytes) and (not same_op or one.op == other.op):
+                both = min(one.count, other.count)
+                pairs.append((one.times(both), other.times(both)))
+                one, rest[i] = one.times(one.count - both), other.times(other.count - both)
+        over.append(one)
+    return [p for p in pairs if p[0].count], [k for k in over if k.count], [k for k in rest if k.count]
 
 
 def _why_torch(kept: Kept) -> str:
@@ -114,13 +136,22 @@ def _why_torch(kept: Kept) -> str:
     return _TORCH_SAVED.get(kept.op, UNEXPLAINED)
 
 
-def _why_jax(kept: Kept, policy: str) -> str:
+def _why_jax(kept: Kept, jax: Result, torch: Result) -> str:
     if kept.dtype == "bool" and kept.op == "relu":
         return "the mask of ReLU's derivative, one byte an element; PyTorch reads it off ReLU's output"
     if kept.op in _JAX:
         return _JAX[kept.op]
-    if kept.size_bytes / kept.count <= SMALL_BYTES:
+    if kept.how == "small":
         return SMALL
-    if policy == "everything":
-        return _JAX_PLAIN.get(kept.op, UNEXPLAINED)
-    return STORED
+    if any(other.op == "compiled" for other in torch.kept):
+        return COMPILED
+    if kept.how == "border":
+        return BORDER
+    part = kept.path.partition("/")[0]
+    outside = not part or part in OUTSIDE_BLOCKS[jax.cell.model]
+    if kept.how == "chosen":
+        return OUTSIDE if outside else WRITTEN_OUT if kept.op in _WRITTEN_OUT else UNEXPLAINED
+    if jax.cell.policy == "nothing" and not outside:
+        largest = max(other.unit_bytes for other in jax.kept)
+        return SMALL if kept.unit_bytes * SMALL_FRACTION <= largest else UNEXPLAINED
+    return _JAX_PLAIN.get(kept.op, UNEXPLAINED)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from html import escape
 from string import Template
 
-from experiments.compare_claims import HOW_TAKEN, Finding, findings
-from experiments.compare_diff import diff
+from experiments.compare_claims import HOW_TAKEN, POLICIES, Finding, findings
+from experiments.compare_diff import UNEXPLAINED, diff
 from experiments.compare_plots import kept_by_layer, memory_against_time
 from experiments.compare_records import Kept, Result
-from experiments.compare_table import HEADINGS, Group, caption, conditions, groups, left_out, mib, rows_of
+from experiments.compare_table import HEADINGS, Group, caption, conditions, groups, left_out, mib, notes, rows_of
 
 PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -37,9 +37,11 @@ details { margin: .4rem 0; } summary { cursor: pointer; } code { background: var
 <h1>Rematerialization in JAX and PyTorch</h1>
 <p class="note">$conditions</p>
 <nav>$links<a href="#claims">Claims</a><a href="#how">How each figure was taken</a></nav>
-<p>The same networks with the same initial weights on the same batches, under the same policies. “Kept” is what lives from the
-forward to the backward pass; “peak” is the most that a step takes above parameters, optimizer state and batch. Click a heading
-to sort.</p>
+<p>The same networks with the same initial weights on the same batches, under the same policies: what a step of training stores for
+its backward pass, and what it computes again instead. “Kept” is what lives from the forward to the backward pass; “peak” is the
+most that a step takes above parameters, optimizer state and batch; “n/a” stands where a framework has no figure, with the reason
+below the table. Click a heading to sort.</p>
+<details><summary>What the policies store</summary>$policies</details>
 $groups
 <h2 id="claims">What is said, and what was measured</h2>
 $claims
@@ -79,25 +81,38 @@ def page(results: Sequence[Result], relu: Sequence[tuple[str, int, int]] = ()) -
         conditions=escape(conditions(results)),
         links="".join(f'<a href="#{_anchor(group)}">{escape(group.model)}</a>' for group in all_groups),
         groups="\n".join(map(_group, all_groups)),
+        policies=_terms(POLICIES),
         claims=_claims(findings(results)),
         relu=_relu(relu),
-        how="<dl>" + "".join(f"<dt><b>{escape(n)}</b></dt><dd>{_code(text)}</dd>" for n, text in HOW_TAKEN) + "</dl>",
+        how=_terms(HOW_TAKEN),
+    )
+
+
+def _terms(explained: Sequence[tuple[str, str]]) -> str:
+    return (
+        "<dl>" + "".join(f"<dt><b>{_code(name)}</b></dt><dd>{_code(text)}</dd>" for name, text in explained) + "</dl>"
     )
 
 
 def _group(group: Group) -> str:
     body = [[f"<code>{escape(row[0])}</code>", *map(escape, row[1:])] for row in rows_of(group)]
-    missing = "".join(f"<li>{_code(sentence)}</li>" for sentence in left_out(group))
+    differences = [text for policy in group.policies if (text := _difference(group, policy))]
     parts = [
         f'<h2 id="{_anchor(group)}">{escape(group.model)}</h2>',
         _table(HEADINGS, body, caption(group), text=(0,)),
-        f"<p>Left out of the table:</p><ul>{missing}</ul>" if missing else "",
+        _list("How the policies were applied:", notes(group)),
+        _list("Left out of the table:", left_out(group)),
         _figure(memory_against_time(group), "Peak memory of a step against its time, by policy."),
         _figure(kept_by_layer(group), "What each part of the network keeps for the backward pass, by policy."),
         "<h3>The stored sets, layer by layer</h3>",
-        *(_difference(group, policy) for policy in group.policies),
+        *(differences or ["<p>There is no policy here that both frameworks have figures for.</p>"]),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _list(title: str, sentences: Sequence[str]) -> str:
+    items = "".join(f"<li>{_code(sentence)}</li>" for sentence in sentences)
+    return f"<p>{title}</p><ul>{items}</ul>" if items else ""
 
 
 def _difference(group: Group, policy: str) -> str:
@@ -112,9 +127,11 @@ def _difference(group: Group, policy: str) -> str:
     ]  # fmt: skip
     classes = ["same" if row.equal else "" for row in rows]
     headings = ("layer", "JAX keeps", "bytes", "PyTorch keeps", "bytes", "why they differ")
+    open_rows = sum(row.why == UNEXPLAINED for row in rows)
     told = (
         f"JAX {jax.kept_bytes:,} bytes, PyTorch {torch.kept_bytes:,} bytes; {equal:,} bytes are the same values, "
-        f"the rest is in {sum(not row.equal for row in rows)} rows with a reason"
+        f"the rest is in {sum(not row.equal for row in rows) - open_rows} rows with a reason"
+        + (f" and in {open_rows} that nobody has explained" if open_rows else "")
     )
     table = _table(headings, body, "", text=(0, 1, 3, 5), classes=classes)
     return f"<details><summary><code>{escape(policy)}</code>: {told}</summary>{table}</details>"

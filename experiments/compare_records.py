@@ -5,7 +5,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,9 +38,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Kept:
-    """What one layer's operation keeps for the backward pass: `count` values of a type, `size_bytes` together.
+    """What one layer's operation keeps for the backward pass: `count` values of a type and a size, `size_bytes` together.
 
-    Layers bear Flax's module paths in both frameworks. `how` is `traced` in JAX, and `torch_measure.How` in PyTorch.
+    Layers bear Flax's module paths in both frameworks. `how` is `torch_measure.How` in PyTorch. In JAX it is `chosen` by the
+    policy, at the `border` of a segment, `small` (always stored), or `autodiff`: asked for where no policy chooses.
     """
 
     path: str
@@ -49,6 +50,15 @@ class Kept:
     how: str
     count: int
     size_bytes: int
+
+    @property
+    def unit_bytes(self) -> int:
+        """The size of one of the values; 0 where there is none."""
+        return self.size_bytes // self.count if self.count else 0
+
+    def times(self, count: int) -> "Kept":
+        """Returns the same with another number of values."""
+        return replace(self, count=count, size_bytes=count * self.unit_bytes)
 
 
 @dataclass(frozen=True)
@@ -119,19 +129,18 @@ def from_json(line: str) -> Result:
 
 
 def gather(rows: Iterable[tuple[str, str, str, str, int]]) -> tuple[Kept, ...]:
-    """Returns rows of (path, op, dtype, how, bytes), summed up by the first four, in order of first appearance.
+    """Returns rows of (path, op, dtype, how, bytes), equal ones counted together, in order of first appearance.
 
     Example:
         >>> from experiments.compare_records import gather
-        >>> gather([("a", "conv", "float32", "saved", 8), ("a", "conv", "float32", "saved", 4)])
-        (Kept(path='a', op='conv', dtype='float32', how='saved', count=2, size_bytes=12),)
+        >>> gather([("a", "conv", "float32", "saved", 8), ("a", "conv", "float32", "saved", 8)])
+        (Kept(path='a', op='conv', dtype='float32', how='saved', count=2, size_bytes=16),)
     """
-    counts, sizes = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str, str, str]]()
-    for *key, size_bytes in rows:
-        path, op, dtype, how = key
-        counts[path, op, dtype, how] += 1
-        sizes[path, op, dtype, how] += size_bytes
-    return tuple(Kept(*key, count, sizes[key]) for key, count in counts.items())
+    counts = Counter(rows)
+    return tuple(
+        Kept(path, op, dtype, how, count, count * size_bytes)
+        for (path, op, dtype, how, size_bytes), count in counts.items()
+    )
 
 
 def read(paths: Sequence[Path]) -> list[Result]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.compare_claims import HOW_TAKEN, findings
+from experiments.compare_claims import HOW_TAKEN, POLICIES, findings
 from experiments.compare_html import page
 from experiments.compare_plots import kept_by_layer, memory_against_time
 from experiments.compare_records import Result
@@ -37,6 +37,7 @@ def write_report(results: Sequence[Result], directory: Path, relu: Sequence[tupl
         markdown(results),
         "\n".join(pictures),
         "## What is said, and what was measured\n\n" + "\n".join(claims),
+        "## What the policies store\n\n" + "\n".join(f"- {name}: {text}" for name, text in POLICIES),
         "## How each figure was taken\n\n" + "\n".join(how),
         "The stored sets layer by layer are in `report.html`.",
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from experiments.compare_records import Framework, Result
 
+NAMES: dict[Framework, str] = {"jax": "JAX", "torch": "PyTorch"}
 CONTRACTIONS = ("conv", "dot")
 
 
@@ -121,12 +122,28 @@ def _shown(result: Result | None, column: int) -> str:
 
 def left_out(group: Group) -> list[str]:
     """Returns a sentence for each cell without figures: by name, with the reason."""
-    names = {"jax": "JAX", "torch": "PyTorch"}
-    return [
-        f"{names[r.cell.framework]}, `{r.cell.policy}` {r.status}: {r.why}"
-        for r in group.results
-        if r.status != "measured"
+    sentences = list[str]()
+    frameworks: list[Framework] = [
+        framework for framework in NAMES if any(r.cell.framework == framework for r in group.results)
     ]
+    for policy in group.policies:
+        for framework in frameworks:
+            cell, result = f"{NAMES[framework]}, `{policy}`", group.find(framework, policy)
+            if result is None:
+                sentences.append(f"{cell} was not run")
+            elif result.status != "measured":
+                # Most reasons begin with the policy, which stands there already.
+                sentences.append(f"{cell} {result.status}: {result.why.removeprefix(f'{policy}: ')}")
+    return sentences
+
+
+def notes(group: Group) -> list[str]:
+    """Returns a sentence for each way in which a framework applied some policies: to each block, in how many segments."""
+    policies = dict[tuple[Framework, str], list[str]]()
+    for result in group.results:
+        if result.status == "measured" and result.note:
+            policies.setdefault((result.cell.framework, result.note), []).append(f"`{result.cell.policy}`")
+    return [f"{NAMES[framework]}, {', '.join(found)}: {note}" for (framework, note), found in policies.items()]
 
 
 def caption(group: Group) -> str:
@@ -155,13 +172,13 @@ def conditions(results: Sequence[Result]) -> str:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """Returns the tables of all groups, what was left out, and the conditions."""
+    """Returns the tables of all groups, how policies were applied, what was left out, and the conditions."""
     blocks = list[str]()
     for group in groups(results):
         lines = [f"**{caption(group)}**", "", _line(HEADINGS), _line(["---", *["---:"] * (len(HEADINGS) - 1)])]
         lines += [_line([f"`{row[0]}`", *row[1:]]) for row in rows_of(group)]
-        if missing := left_out(group):
-            lines += ["", *(f"- {sentence}" for sentence in missing)]
+        if told := [*notes(group), *left_out(group)]:
+            lines += ["", *(f"- {sentence}" for sentence in told)]
         blocks.append("\n".join(lines))
     blocks.append(conditions(results))
     return "\n\n".join(blocks)

@@ -1,6 +1,7 @@
 """One cell of the comparison in PyTorch."""
 
 import time
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import jaxremat
 from experiments import records, torch_layers, torch_measure, torch_models, torch_policies, torch_training
 from experiments.batches import Batches
 from experiments.compare_jax import LEARNING_RATE
-from experiments.compare_records import Cell, Result, gather, hardware
+from experiments.compare_records import Cell, Kept, Result, gather, hardware
 from experiments.data import Dataset
 from experiments.torch_models import Network
 from experiments.torch_relu import Keep
@@ -35,6 +36,8 @@ class TorchCell:
         PolicyError: PyTorch cannot express the policy, or it does not fit the model.
     """
 
+    kept: tuple[Kept, ...]
+
     def __init__(self, cell: Cell, dataset: Dataset):
         self._cell, self._dataset = cell, dataset
         model: Any = cell.model
@@ -54,15 +57,20 @@ class TorchCell:
             jaxremat.parse(cell.policy),
             kept_without_policy=lambda: sum(row.size_bytes for row in kept(plain)),
         )
-        self._kept = gather(
+        self.kept = gather(
             (flax_path(self._network, row.path), row.op, row.dtype, row.how, row.size_bytes)
             for row in kept(self._applied)
         )
-        self._recomputed = torch_measure.recomputed(self._network, self._applied, loss, self._images)
+        self._loss = loss
         self._optimizer = torch_training.make_sgd(self._network)
+
+    @cached_property
+    def _measured(self) -> tuple[dict[str, int] | None, int]:
+        """The operations that run again, and the peak of a step: taken before anything is timed."""
+        recomputed = torch_measure.recomputed(self._network, self._applied, self._loss, self._images)
         self._step()  # makes the optimizer's state
         self._optimizer.zero_grad(set_to_none=True)
-        self._peak_bytes = torch_measure.peak_bytes(self._step, self._device)
+        return recomputed, torch_measure.peak_bytes(self._step, self._device)
 
     def _fresh(self) -> Network:
         model: Any = self._cell.model
@@ -77,7 +85,7 @@ class TorchCell:
 
     def time_steps(self, count: int) -> list[float]:
         """Does steps on the first batch and returns the seconds of each."""
-        seconds = list[float]()
+        _, seconds = self._measured, list[float]()
         for _ in range(count):
             begun = time.perf_counter()
             self._step().item()
@@ -88,7 +96,7 @@ class TorchCell:
 
     def finish(self, seconds: list[float]) -> Result:
         """Trains from the initial weights, and returns all that was found out."""
-        cell = self._cell
+        cell, (recomputed, peak_bytes) = self._cell, self._measured
         self._network.load_state_dict(self._fresh().state_dict())
         self._network.train()
         optimizer, losses = torch_training.make_sgd(self._network), list[float]()
@@ -104,9 +112,9 @@ class TorchCell:
             cell=cell,
             status="measured",
             note=self._applied.note or ("each block" if cell.policy != "everything" else ""),
-            kept=self._kept,
-            recomputed=self._recomputed,
-            peak_bytes=self._peak_bytes,
+            kept=self.kept,
+            recomputed=recomputed,
+            peak_bytes=peak_bytes,
             step_seconds=tuple(seconds),
             losses=tuple(losses),
             test_accuracy=torch_training.evaluate(self._network, self._dataset, "float32", self._device),

@@ -18,7 +18,7 @@ Inside blocks: convolutions `conv*`, batch norms `bn*`, layer norms `ln*`, dropo
 dense head (`net`), a residual block (`resnet18`, `wrn16_4`), an encoder layer (`vit`).
 
 Every model maps images of shape (batch, 32, 32, 3) to float32 logits of shape (batch, classes). `dtype` is the type of the
-computation; parameters and the statistics of norms stay float32.
+computation; parameters and the statistics of norms stay float32. Under float64 logits are float64.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -133,7 +133,12 @@ class Net(nn.Module):
         x = images.astype(self.dtype)
         x = conv_block(6, self.dtype, self.ops, name="block1")(x, train)
         x = conv_block(16, self.dtype, self.ops, name="block2")(x, train)
-        return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(jnp.float32)
+        return head(self.classes, self.dtype, self.ops, name="head")(x, train).astype(_at_least_float32(self.dtype))
+
+
+def _at_least_float32(dtype: Dtype) -> Dtype:
+    """Returns the type of what must not be rounded to less than float32, such as logits: float64 where that is computed in."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _conv(ops: Operations, dtype: Dtype, features: int, size: int, stride: int, **rest: Any) -> nn.Conv:
@@ -161,7 +166,7 @@ def global_pool(x: jax.Array) -> jax.Array:
 
 def _pooled_logits(x: jax.Array, classes: int, dtype: Dtype) -> jax.Array:
     """Returns logits of the mean over all positions, (batch, height, width, channels) -> (batch, classes)."""
-    return nn.Dense(classes, dtype=dtype, name="fc")(name(global_pool(x), "pool_out")).astype(jnp.float32)
+    return nn.Dense(classes, dtype=dtype, name="fc")(name(global_pool(x), "pool_out")).astype(_at_least_float32(dtype))
 
 
 def _batch_norm(ops: Operations, train: bool, dtype: Dtype, name: str) -> nn.BatchNorm:
@@ -280,8 +285,8 @@ class Attention(nn.Module):
         width = x.shape[-1] // self.heads
         project = partial(nn.DenseGeneral, (self.heads, width), dtype=self.dtype)
         q, k, v = (name(project(name=part)(x), part) for part in "qkv")
-        # Softmax in float32 whatever the computation's type: its sums lose too much in bfloat16.
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q * width**-0.5, k, preferred_element_type=jnp.float32)
+        # Softmax in float32 at least: its sums lose too much in bfloat16.
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q * width**-0.5, k, preferred_element_type=_at_least_float32(self.dtype))
         probs = name(self.ops.softmax(name(scores, "scores")).astype(self.dtype), "probs")
         probs = self.ops.Dropout(self.dropout, deterministic=not train, name="dropout")(probs)
         mixed = name(jnp.einsum("bhqk,bkhd->bqhd", probs, v), "heads_out")
@@ -338,4 +343,4 @@ class ViT(nn.Module):
             x = block(self.heads, self.dropout, self.dtype, self.ops, name=f"block{i}")(x, train)
         x = name(self.ops.LayerNorm(dtype=self.dtype, name="ln")(x), "ln_out")
         x = name(x.mean(axis=1), "pool_out")
-        return nn.Dense(self.classes, dtype=self.dtype, name="head")(x).astype(jnp.float32)
+        return nn.Dense(self.classes, dtype=self.dtype, name="head")(x).astype(_at_least_float32(self.dtype))

@@ -31,6 +31,11 @@ class Part:
     is_block: bool
 
 
+def as_logits(x: torch.Tensor) -> torch.Tensor:
+    """Returns a network's last value as logits: float32, or float64 where that is computed in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Network(nn.Module):
     """A chain of parts."""
 
@@ -46,7 +51,7 @@ class Network(nn.Module):
         x = images
         for part in self.parts():
             x = part.call(x)
-        return x.float()
+        return as_logits(x)
 
 
 def build(model: ModelName, *, classes: int = 10, dropout: float = 0.1, keep_relu: Keep = "native") -> Network:

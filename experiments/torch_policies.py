@@ -28,7 +28,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import jaxremat
 from experiments.policies import Regions
-from experiments.torch_models import Network
+from experiments.torch_models import Network, as_logits
 from experiments.torch_ops import OPS, Modules, Operation, list_operations
 from jaxremat import PolicyError
 from jaxremat import policy as p
@@ -135,7 +135,7 @@ def _compose(calls: Sequence[Forward], images: torch.Tensor) -> torch.Tensor:
     x = images
     for call in calls:
         x = call(x)
-    return x.float()
+    return as_logits(x)
 
 
 def _selective(network: Network, policy: jaxremat.Policy, regions: Regions) -> Applied:

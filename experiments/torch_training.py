@@ -58,9 +58,9 @@ def make_sgd(network: Network) -> torch.optim.SGD:
 
 
 def learning_rates(learning_rate: float, steps: int) -> list[float]:
-    """Returns the rate of each step of JAX's schedule."""
+    """Returns the rate of each step of JAX's schedule, of steps counted in int32 as optax counts them."""
     schedule = make_schedule(learning_rate, steps)
-    return np.asarray(jax.vmap(schedule)(jnp.arange(steps))).tolist()
+    return np.asarray(jax.vmap(schedule)(jnp.arange(steps, dtype=jnp.int32))).tolist()
 
 
 def make_loss(labels: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

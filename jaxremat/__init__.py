@@ -5,7 +5,7 @@ from jaxremat.cost import Cost, cost
 from jaxremat.erasure import erased
 from jaxremat.errors import CompileError, PolicyError, RematWarning, TargetError
 from jaxremat.naming import name
-from jaxremat.plan import Plan, load_plan, plan
+from jaxremat.plan import Frontier, Plan, frontier, load_plan, plan
 from jaxremat.policy import Policy
 from jaxremat.remat import remat
 from jaxremat.residuals import Residuals, residuals
@@ -15,6 +15,7 @@ from jaxremat.targets import Target, targets
 __all__ = [
     "CompileError",
     "Cost",
+    "Frontier",
     "Plan",
     "Policy",
     "PolicyError",
@@ -25,6 +26,7 @@ __all__ = [
     "compiler_options",
     "cost",
     "erased",
+    "frontier",
     "load_plan",
     "name",
     "parse",

@@ -56,6 +56,15 @@ class Choice:
     again: Mapping[Var, int] = field(default_factory=dict)
 
     @cached_property
+    def run_twice(self) -> frozenset[int]:
+        """Indices of the recomputed equations that the forward pass runs, too.
+
+        The others serve derivatives alone, such as masks, and nothing that is stored is made of them: the forward pass
+        leaves them out.
+        """
+        return self.recomputed & (self.graph.primal | self.graph.ancestors(self.kept))
+
+    @cached_property
     def inputs_read(self) -> frozenset[Var]:
         """The inputs of the function that the backward pass reads, or the recomputation for it."""
         again = (v for index in self.recomputed for v in self.graph.forward[index].invars)
@@ -189,7 +198,8 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             if program and program != graph.fingerprint:
                 raise PolicyError(
                     f"values: this choice was made for the program {program}; the wrapped function is {graph.fingerprint}: "
-                    "its code, its arguments' shapes or the version of JAX differ. Plan again, or spell a policy by names or operations."
+                    "its code, its arguments' shapes, what is differentiated or the version of JAX differ. Plan again, or spell a "
+                    "policy by names or operations."
                 )
             beyond = [i for level in (positions, *again) for i in level if i >= len(graph.values)]
             if beyond:

@@ -168,7 +168,12 @@ def perturbed_inputs(
         TypeError: they name nothing that can be differentiated.
     """
     asked = {argnums} if isinstance(argnums, int) else set(argnums)
-    asked = {n % len(args) if args else n for n in asked}
+    if wrong := [n for n in asked if not isinstance(n, int) or isinstance(n, bool) or not -len(args) <= n < len(args)]:
+        raise TypeError(
+            f"argnums counts the positional arguments of the call, from 0, and it has {len(args)}; got "
+            f"{', '.join(sorted(map(repr, wrong)))}."
+        )
+    asked = {n % len(args) for n in asked}
     static = static_positions(function.static_argnums, len(args))
     flags = [False] * len(program.closed_over)
     for position, arg in enumerate(args):
@@ -178,7 +183,7 @@ def perturbed_inputs(
     flags += [False] * (len(program.function.in_avals) - len(flags))
     if not any(flags):
         raise TypeError(
-            f"residuals: argnums={argnums} names no floating-point array, so there is no backward pass; "
+            f"argnums={argnums} names no floating-point array, so there is no backward pass; "
             f"the function was called with {len(args)} positional arguments."
         )
     return tuple(flags)

@@ -38,7 +38,7 @@ def borders(graph: Graph, count: int | None) -> dict[Var, str]:
     crossing, kept_bytes = _crossings(graph)
     cuts = _waists(crossing)
     layers = [index for index in graph.primal if graph.forward[index].primitive.name in LAYERS]
-    wanted = min(math.ceil(math.sqrt(len(layers) or len(cuts))), len(cuts) + 1) if count is None else count
+    wanted = min(max(1, math.ceil(math.sqrt(len(layers) or len(cuts)))), len(cuts) + 1) if count is None else count
     if wanted > len(cuts) + 1:
         raise PolicyError(
             f"segments:{wanted}: this function can be cut at {len(cuts)} narrow places, into at most {len(cuts) + 1} "

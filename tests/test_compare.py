@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,6 @@ pytest.importorskip("torch", reason='needs PyTorch: pip install "torch==2.13.0"'
 
 from experiments import compare, compare_records
 from experiments.compare_claims import findings
-from experiments.compare_diff import UNEXPLAINED, diff
 from experiments.compare_readme import BEGIN, END, committed_results, update_readme
 from experiments.compare_records import Cell, Kept, Result, from_json
 from experiments.compare_table import markdown
@@ -23,7 +23,7 @@ def result(framework="jax", policy="everything", *, seconds=(0.010, 0.020, 0.030
     return Result(
         replace(CELL, framework=framework, policy=policy),
         fields.pop("status", "measured"),
-        kept=(Kept("block1/conv", "conv", "float32", "traced", 1, kept),),
+        kept=(Kept("block1/conv", "conv", "float32", "autodiff", 1, kept),),
         recomputed=fields.pop("recomputed", {"conv": 2, "dot": 1}),
         peak_bytes=3 * 2**20,
         step_seconds=seconds,
@@ -53,6 +53,7 @@ TABLE = """\
 | `nothing` | 0.5 | failed | 3.0 | failed | 40 (35-45) | failed | 2+1 | failed | 12.50% | failed |
 
 - PyTorch, `nothing` failed: RuntimeError: a | b (exit status 1)
+- JAX, `values:1` was not run
 - PyTorch, `values:1` refused: PyTorch cannot express values:1
 
 Measured 2026-01-02 on a processor, 2 cores, on cpu; python 3.11, jax 1.0, torch 1.0."""
@@ -60,6 +61,13 @@ Measured 2026-01-02 on a processor, 2 cores, on cpu; python 3.11, jax 1.0, torch
 
 def test_the_table_shows_figures_failures_and_what_was_left_out():
     assert markdown(RESULTS) == TABLE
+
+
+def test_notes_and_reasons_stand_below_the_table():
+    noted = [result("torch", policy, note="each block") for policy in ("nothing", "dots")]
+    refused = result("torch", "values:1", status="refused", why="values:1: cannot be")
+    told = [line for line in markdown([*noted, refused]).splitlines() if line.startswith("- ")]
+    assert told == ["- PyTorch, `nothing`, `dots`: each block", "- PyTorch, `values:1` refused: cannot be"]
 
 
 def test_records_come_back(tmp_path):
@@ -132,6 +140,9 @@ BAD = {
     "data": (["--data=cifar10", "--data-dir=/nowhere"], "/nowhere"),
     "records": (["--records=/nowhere/at/all.jsonl"], "--records must name a file"),
     "records that are a directory": (["--records=/"], "must be a file of records"),
+    "quick and models": (["--quick", "--models=vit"], "--quick chooses it: leave --models out"),
+    "quick and policies": (["--quick", "--policies", "dots"], "--quick chooses it: leave --policies out"),
+    "readme and models": (["--readme=README.md", "--models=vit"], "--readme runs nothing: leave --models out"),
     "check without a file": (["--check"], "name it with --readme"),
     "readme": (["--readme=/nowhere"], "--readme must name a text file"),
 }
@@ -177,6 +188,10 @@ def test_the_readme_regenerates_byte_for_byte(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_the_readme_of_the_project_has_the_table_of_the_committed_records():
+    assert compare.main([f"--readme={Path(__file__).parent.parent / 'README.md'}", "--check"]) == 0
+
+
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
 def test_a_file_without_one_block_is_refused(text, tmp_path):
     path = tmp_path / "README.md"
@@ -188,7 +203,7 @@ def test_a_file_without_one_block_is_refused(text, tmp_path):
 
 def test_claims_stand_beside_what_was_measured():
     found = {(finding.claim[:11], finding.where): finding.measured for finding in findings(RESULTS)}
-    assert found == {("Recomputing", "net, JAX"): "+100% a step"}
+    assert found == {("Recomputing", "net, JAX"): "+100% a step, as is said"}
     segments = result(policy="segments:sqrt", kept=2**18)
     assert findings([RESULTS[0], segments])[0].measured == "keeps 0.25 of 1.0 MiB (25%); peak 3.0 of 3.0 MiB (100%)"
 
@@ -199,23 +214,6 @@ def pairs_of_committed_results():
         theirs = results.get(replace(ours.cell, framework="torch").key)
         if ours.cell.framework == "jax" and theirs is not None and ours.status == theirs.status == "measured":
             yield ours, theirs
-
-
-def test_committed_stored_sets_are_explained_to_the_last_byte():
-    pairs = list(pairs_of_committed_results())
-    assert len(pairs) >= 24
-    for ours, theirs in pairs:
-        rows = diff(ours, theirs)
-        assert sum(row.jax.size_bytes for row in rows if row.jax) == ours.kept_bytes
-        assert sum(row.torch.size_bytes for row in rows if row.torch) == theirs.kept_bytes
-        unexplained = [row for row in rows if row.why == UNEXPLAINED]
-        assert not unexplained, (ours.cell, unexplained)
-
-
-def test_what_nobody_explained_is_called_so():
-    ours, theirs = result(), result("torch")
-    odd = replace(theirs, kept=(Kept("block1", "a_new_kernel", "float32", "saved", 1, 8),))
-    assert [row.why for row in diff(ours, odd)][-1] == UNEXPLAINED
 
 
 def test_committed_results_cover_the_matrix():

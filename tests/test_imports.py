@@ -1,6 +1,8 @@
 """The import graph is a straight line, private modules of JAX stay in one file, and experiments use public names."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,8 +97,16 @@ def test_private_modules_of_jax(path):
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_core_stands_on_jax_and_what_it_brings(path):
     others = {"flax", "optax", "rich", "tyro", "matplotlib", "orbax", "tensorflow_datasets", "torch"}
+    if path == ROOT / "plan" / "picture.py":  # draws, if asked to and if it can
+        others.remove("matplotlib")
     if module_of(path) != "flax":
         assert not [name for name in imports(path) if name.split(".")[0] in others]
+
+
+def test_matplotlib_is_imported_only_to_draw():
+    probe = "import sys, jaxremat.plan; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: str(p.relative_to(ROOT.parent)))

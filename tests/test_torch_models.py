@@ -1,5 +1,7 @@
 """The PyTorch networks compute what the Flax networks compute, under every strategy."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,7 @@ def test_loss_gradients_and_statistics_agree_under_every_strategy(reference):
 
 
 def test_a_gradient_that_differs_is_found(reference):
-    wrong = agreement.replace(reference, gradients=jax.tree.map(lambda leaf: leaf * 1.001 + 1e-6, reference.gradients))
+    wrong = replace(reference, gradients=jax.tree.map(lambda leaf: leaf * 1.001 + 1e-6, reference.gradients))
     assert not all(figure.good for figure in agreement.compare(wrong, "everything"))
 
 
@@ -66,11 +68,6 @@ def test_weight_decay_is_on_the_same_parameters(reference):
         parameter.grad = torch.full_like(parameter, float(id(parameter) in kernels))
     got = torch_weights.gradients_to_flax(network, reference.params)
     jax.tree.map(lambda grad, flag: np.testing.assert_array_equal(grad, float(flag)), got, decayed(reference.params))
-
-
-def test_fifty_steps_stay_together():
-    figure = agreement.training_figure("net", 50, 16)
-    assert figure.good, figure
 
 
 @pytest.mark.parametrize("policy", ["everything", "nothing", "dots", "segments:2"])

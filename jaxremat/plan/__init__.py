@@ -2,10 +2,14 @@
 
 The order of its modules is the order of its work: `operations` (the graph in numbers), `lifetimes` (bytes in use, when),
 `cut` (what is worth storing at a price), `segments` (waists and what lies between them), `knapsack` (the best mixture),
-`search` (all of it for one graph), `judge` (the compiler's word), `planning` (`plan` itself), `result` (what it returns).
+`search` (all of it for one graph), `exhaustive` (of few values), `loops` (with scans), `judge` (the compiler's word),
+`task` (search and judge of a function), `planning` (`plan` itself), `result` (what it returns), `frontier` (the whole
+curve), `curve` (what it returns), `picture` (of it).
 """
 
+from jaxremat.plan.curve import Frontier, Point
+from jaxremat.plan.frontier import frontier
 from jaxremat.plan.planning import plan
 from jaxremat.plan.result import Plan, load_plan
 
-__all__ = ["Plan", "load_plan", "plan"]
+__all__ = ["Frontier", "Plan", "Point", "frontier", "load_plan", "plan"]

@@ -8,7 +8,7 @@ import jax
 
 from jaxremat import policy as p
 from jaxremat.cost import cost
-from jaxremat.errors import CompileError
+from jaxremat.errors import CompileError, PolicyError
 from jaxremat.plan.candidate import Candidate
 from jaxremat.remat import remat
 
@@ -61,6 +61,8 @@ class Judge:
 
         Raises:
             CompileError: the compiler refused the program for another reason than its memory.
+            PolicyError: the step calls or differentiates the loss otherwise than was planned for.
+            TypeError: the step's builder returns no step.
         """
         if candidate.policy not in self.verdicts:
             self.verdicts[candidate.policy] = self._compiled(candidate)
@@ -74,11 +76,29 @@ class Judge:
             argnums = self._argnums if isinstance(self._argnums, int) else tuple(self._argnums)
             step, args, kwargs = jax.value_and_grad(loss, argnums), self._args, self._kwargs
         else:
-            (step, args), kwargs = self._step(loss), {}
+            step, args = _built(self._step, loss)
+            kwargs = {}
         try:
             found = cost(step, *args, target=self._target, **kwargs)
+        except PolicyError as error:
+            if self._step is None:
+                raise
+            raise PolicyError(
+                "plan: the step must call the loss with arguments of the shapes that plan was given, and differentiate it with "
+                f"respect to argnums={self._argnums}, as these are planned for; it does not: {error}"
+            ) from None
         except CompileError as error:
             if error.wanted_bytes is None:
                 raise
             return Verdict(candidate, error.wanted_bytes, None)
         return Verdict(candidate, found.peak_bytes, found.argument_bytes)
+
+
+def _built(builder: Step, loss: Callable[..., Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """Returns the training step and its arguments that a caller's builder makes of a loss."""
+    built: Any = builder(loss)
+    if not (isinstance(built, tuple) and len(built) == 2 and callable(built[0]) and isinstance(built[1], tuple | list)):
+        raise TypeError(
+            f"plan: step must return the training step and a tuple of its arguments, (function, (x, y)); got {built!r:.100}."
+        )
+    return built[0], built[1]

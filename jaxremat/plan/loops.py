@@ -14,6 +14,7 @@ from jaxremat.choice import Mark, small_and_marked
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.cut import StoredSet, stored_sets
+from jaxremat.plan.exhaustive import MOST_VALUES, ExhaustiveSearch
 from jaxremat.plan.operations import Operation
 from jaxremat.plan.search import Bodies, Search, exactly
 from jaxremat.plan.subject import Picture, Subject
@@ -104,6 +105,10 @@ class LoopSearch(Search):
 
 
 def make_search(subject: Subject, cost: Callable[[Operation], float], platform: str, chips: int = 1) -> Search:
-    """Returns the search for a function, with scans or without."""
-    kind = LoopSearch if subject.scans else Search
-    return kind(subject, cost, platform, chips=chips)
+    """Returns the search for a function: with scans, of few values, or of many."""
+    if subject.scans:
+        return LoopSearch(subject, cost, platform, chips)
+    search = Search(subject, cost, platform, chips=chips)
+    if search.operations.forward_values <= MOST_VALUES:
+        return ExhaustiveSearch(subject, cost, platform, chips=chips)
+    return search

@@ -42,7 +42,7 @@ class Operation:
         writes: the values that it makes.
         is_fused: it is computed inside of its readers, unless one of them needs its whole result.
         needs_whole: it reads whole arrays from memory, as a convolution does.
-        contraction_flops: of convolutions and matrix products, bodies of loops times their length.
+        contraction_flops: that it costs to run it again: of convolutions and matrix products, bodies of loops times their length.
         elementwise_flops: of all else.
         moved_bytes: what it reads and writes when it runs by itself, small values and inputs included.
         is_product: it multiplies element by element.
@@ -80,7 +80,8 @@ class Operations:
         graph: the graph.
         variables: for every number the variable; forward values first.
         sizes: for every number the bytes.
-        forward: for every forward equation its operation.
+        forward: for every forward equation its operation. Those that serve derivatives alone cost nothing: the forward
+            pass leaves them out where they are recomputed.
         backward: for every backward equation its operation.
         forward_values: how many of the numbers are forward values.
     """
@@ -97,7 +98,10 @@ class Operations:
                 self._add(value.var, value.size_bytes)
         self.forward_values = len(self.variables)
         self._shown = dict[Var, int]()  # views in the backward pass
-        self.forward = [self._operation(eqn) for eqn in graph.forward]
+        operations = [self._operation(eqn) for eqn in graph.forward]
+        # What serves derivatives alone runs once, in the forward pass or in the backward pass: it costs nothing more there.
+        free = {"contraction_flops": 0, "elementwise_flops": 0, "moved_bytes": 0}
+        self.forward = [op if i in graph.primal else replace(op, **free) for i, op in enumerate(operations)]
         for eqn in graph.backward:
             for var in eqn.outvars:
                 size = size_bytes(var.aval)

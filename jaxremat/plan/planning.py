@@ -10,18 +10,16 @@ import jax
 
 from jaxremat import policy as p
 from jaxremat.compat import Var
-from jaxremat.errors import PolicyError, RematWarning, TargetError
-from jaxremat.flops import count_equation
+from jaxremat.errors import PolicyError, RematWarning
+from jaxremat.flops import FlopCount, count_equation
 from jaxremat.graph import size_bytes
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step, Verdict
-from jaxremat.plan.loops import make_search
-from jaxremat.plan.objective import cost_of
 from jaxremat.plan.result import Attempt, Plan, Share, short
 from jaxremat.plan.search import Search
-from jaxremat.plan.subject import Subject
+from jaxremat.plan.task import standard, task
 from jaxremat.spelling import parse
-from jaxremat.targets import Target, find_target, package_versions
+from jaxremat.targets import find_target, package_versions
 from jaxremat.text import human_bytes
 
 _ROUNDS = 5
@@ -31,7 +29,6 @@ _NUDGES, _NUDGE = 12, 500
 _WORTH = 0.001
 # The model's limit moves by at least this part.
 _RETREAT = 64
-_SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def plan(
@@ -73,7 +70,7 @@ def plan(
         PolicyError: the budget is no size; or no plan fits it: the message has the smallest that does, what occupies it,
             and about which batch would fit.
         TargetError: there is no such target, or nothing here compiles for it.
-        TypeError: nothing at `argnums` can be differentiated.
+        TypeError: nothing at `argnums` can be differentiated; no `step` is given, and `loss` returns no real number.
 
     References:
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174. Jain et al., "Checkmate",
@@ -93,19 +90,12 @@ def plan(
     """
     began = time.perf_counter()
     amount = _amount(budget)
-    chip = find_target(target)
-    platform = chip.specification if chip.kind == "local" else chip.kind
-    if compile and not chip.available:
-        raise TargetError(
-            f"plan: nothing here compiles for {target}. Needed: {chip.remedy}. Or plan with compile=False."
-        )
-    subject = Subject(loss, args, kwargs, argnums)
-    search = make_search(subject, cost_of(objective, chip), platform, _chips(chip))
-    judge = Judge(loss, step, args, kwargs, argnums, target if compile else None)
+    work = task(loss, args, kwargs, target=target, objective=objective, argnums=argnums, step=step, compile=compile)
+    search, judge = work.search, work.judge
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # candidates are weighed here, whatever they waste
         baseline = judge.ask(search.everything)
-        limit = _limit(amount, baseline, chip.memory_bytes, target)
+        limit = _limit(amount, baseline, work.chip.memory_bytes, target)
         searched = time.perf_counter()
         if baseline.peak_bytes <= limit:
             best, search_seconds = baseline, time.perf_counter() - searched
@@ -175,8 +165,8 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
             asked = (low + high) // 2
     # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
     beyond = min((v.peak_bytes - v.candidate.predicted_bytes for v in verdicts), default=0)
-    standard = [c for c in _standard(search) if c.predicted_bytes + min(beyond, 0) <= limit or not judge.compiles]
-    for candidate in standard:
+    others = [c for c in standard(search) if c.predicted_bytes + min(beyond, 0) <= limit or not judge.compiles]
+    for candidate in others:
         if (fit := best_fit()) is None or candidate.order < fit.candidate.order:
             ask(candidate)
     if best_fit() is None:
@@ -203,19 +193,6 @@ def _new_candidate(search: Search, judge: Judge, asked: int, low: int, high: int
             if candidate is not None and candidate.policy not in judge.verdicts:
                 return candidate
     return None
-
-
-def _standard(search: Search) -> list[Candidate]:
-    """The standard policies, the one that recomputes least first."""
-    found = list[Candidate]()
-    names = any(labels.names for labels in search.graph.labels.values())
-    segments = (f"segments:{count}" for count in _SEGMENTS)
-    for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *(["names:*"] if names else [])):
-        try:
-            found.append(search.of_policy(parse(spelling)))
-        except PolicyError:  # segments of a function that cannot be cut
-            continue
-    return sorted(found, key=lambda c: c.order)
 
 
 def _too_small(
@@ -316,13 +293,9 @@ def _shares(candidate: Candidate) -> tuple[Share, ...]:
             elif value.index in choice.recomputed:
                 order[key] = None
                 again[key] += times
-                count = count_equation(value.eqn)
+                count = count_equation(value.eqn) if value.index in choice.run_twice else FlopCount()
                 flops[key] += times * (count.dot_flops + count.conv_flops + count.elementwise_flops)
     return tuple(
         Share(path, op, stored[path, op], stored_bytes[path, op], again[path, op], flops[path, op])
         for path, op in order
     )
-
-
-def _chips(chip: Target) -> int:
-    return max(1, chip.chips)

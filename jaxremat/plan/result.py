@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -176,12 +177,14 @@ class Plan(Policy):
 
 
 def short(policy: Policy) -> str:
-    """Returns a policy's spelling, of a list of positions only how many there are."""
-    text = str(policy)
-    if text.startswith("values:"):
-        positions = text.removeprefix("values:").partition("@")[0].split(",")
-        return f"{len(positions)} stored values"
-    return text
+    """Returns a policy's spelling, of lists of positions only how many there are."""
+
+    def counted(values: re.Match[str]) -> str:
+        levels = values[1].split("/")
+        count = sum(level.count(",") + 1 for level in levels)
+        return f"{count} stored values" + (f" on {len(levels)} levels" if len(levels) > 1 else "")
+
+    return re.sub(r"values:([\d,/]+)(@[0-9a-f]+)?", counted, str(policy))
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -5,8 +5,10 @@ from functools import cached_property
 from typing import Any
 
 from jaxremat import policy as p
+from jaxremat.arguments import name_of
 from jaxremat.choice import Choice
 from jaxremat.compat import ClosedJaxpr
+from jaxremat.errors import PolicyError
 from jaxremat.flops import FlopCount, count_equation
 from jaxremat.graph import Graph
 from jaxremat.inline import inline
@@ -14,7 +16,7 @@ from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.lifetimes import Lifetimes, Profile
 from jaxremat.plan.operations import Operation, Operations
 from jaxremat.program import Cut, Program
-from jaxremat.remat import Rematerialized
+from jaxremat.remat import Rematerialized, remat
 from jaxremat.residuals import perturbed_inputs
 
 _ANYTHING = p.Values((0,))
@@ -29,18 +31,22 @@ class Subject:
         argnums: what is differentiated.
 
     Raises:
-        PolicyError: the function has side effects.
-        TypeError: nothing at `argnums` can be differentiated.
+        PolicyError: the function has side effects, or computes nothing that could be stored or computed again.
+        TypeError: it is no function; nothing at `argnums` can be differentiated.
     """
 
     def __init__(
         self, loss: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], argnums: int | Sequence[int]
     ) -> None:
-        function = loss if isinstance(loss, Rematerialized) else Rematerialized(loss, p.Nothing(), (), ())
+        function: Any = loss if isinstance(loss, Rematerialized) else remat(loss, p.Nothing())
         traced, _, _ = function.program(*args, **kwargs)
         self.function: ClosedJaxpr = traced.function
         self._closed_over = traced.closed_over
         self._flags = perturbed_inputs(function, traced, args, kwargs, argnums)
+        if not inline(self.function.jaxpr.eqns, {})[0]:
+            raise PolicyError(
+                f"plan: {name_of(loss)} computes nothing from its arguments, so there is nothing to store or to compute again."
+            )
 
     @cached_property
     def graph(self) -> Graph:
@@ -104,8 +110,16 @@ class Picture:
         return self.lifetimes.backward(self.stored(choice), (), window, self._again(choice))
 
     def _runs_again(self, choice: Choice) -> Iterable[int]:
-        """The forward equations that run again, those that run several times as often."""
-        return self._profile(choice).recomputed if choice.again else choice.recomputed
+        """The forward equations that run again, those that run several times as often.
+
+        What the forward pass leaves out, as it serves derivatives alone, runs a first time when it is recomputed.
+        """
+        if not choice.again:
+            return choice.run_twice
+        runs = list(self._profile(choice).recomputed)
+        for index in {*runs} - choice.run_twice:
+            runs.remove(index)
+        return runs
 
     def recomputed(self, choice: Choice) -> FlopCount:
         """Returns what the backward pass computes again under a choice from this graph, the bodies included."""

@@ -1,0 +1,83 @@
+"""`Task`: what a planner works on, made from its arguments; and the standard policies, which always compete."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxremat.arguments import name_of
+from jaxremat.errors import PolicyError, TargetError
+from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.judge import Judge, Step
+from jaxremat.plan.loops import make_search
+from jaxremat.plan.objective import cost_of
+from jaxremat.plan.search import Search
+from jaxremat.plan.subject import Subject
+from jaxremat.spelling import parse
+from jaxremat.targets import Target, find_target
+
+_SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A function to plan for a chip: the search for stored sets, and the judge of what it finds."""
+
+    search: Search
+    judge: Judge
+    chip: Target
+
+
+def task(
+    loss: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    target: str,
+    objective: str,
+    argnums: int | Sequence[int],
+    step: Step | None,
+    compile: bool,
+) -> Task:
+    """Returns the task of planning a function; the arguments are those of `plan`.
+
+    Raises:
+        PolicyError: the function has side effects; there is no such objective.
+        TargetError: there is no such target, or nothing here compiles for it and that is wanted.
+        TypeError: nothing at `argnums` can be differentiated; no step is given, and the function returns no real number.
+    """
+    chip = find_target(target)
+    if compile and not chip.available:
+        raise TargetError(
+            f"plan: nothing here compiles for {target}. Needed: {chip.remedy}. Or plan with compile=False."
+        )
+    cost = cost_of(objective, chip)
+    platform = chip.specification if chip.kind == "local" else chip.kind
+    subject = Subject(loss, args, kwargs, argnums)
+    outs = subject.function.out_avals
+    if (
+        compile
+        and step is None
+        and (len(outs) != 1 or outs[0].shape or not jnp.issubdtype(outs[0].dtype, jnp.floating))
+    ):
+        raise TypeError(
+            "plan: the step that is compiled is jax.value_and_grad(loss), so the loss must return one real number; "
+            f"{name_of(loss)} returns {', '.join(out.str_short() for out in outs)}. Give the step: step=lambda loss: "
+            "(the function that calls it, its arguments)."
+        )
+    search = make_search(subject, cost, platform, max(1, chip.chips))
+    return Task(search, Judge(loss, step, args, kwargs, argnums, target if compile else None), chip)
+
+
+def standard(search: Search) -> list[Candidate]:
+    """Returns the standard policies, the one that recomputes least first."""
+    found = list[Candidate]()
+    names = any(labels.names for labels in search.graph.labels.values())
+    segments = (f"segments:{count}" for count in _SEGMENTS)
+    for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *(["names:*"] if names else [])):
+        try:
+            found.append(search.of_policy(parse(spelling)))
+        except PolicyError:  # segments of a function that cannot be cut
+            continue
+    return sorted(found, key=lambda c: c.order)

@@ -1,0 +1,160 @@
+"""Plans inside of scans, and the `loops:` policies that they resolve to."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import counts, same
+
+import jaxremat
+from jaxremat import policy as p
+from jaxremat.flops import count_flops
+
+LENGTH, SIDE, ROWS = 12, 32, 256
+
+
+def layer(x, w):
+    return jnp.tanh(x @ w) + x, x.sum()
+
+
+def scanned(ws, x, **options):
+    x, sums = jax.lax.scan(layer, x, ws, **options)
+    return (x**2).mean() + sums.mean()
+
+
+def backwards(ws, x):
+    return scanned(ws, x, reverse=True)
+
+
+def two(ws, x):
+    return scanned(ws, x) + scanned(ws[::2], jnp.sin(x))
+
+
+def nested(ws, x):
+    def outer(x, ws):
+        return jax.lax.scan(layer, x, ws)[0], None
+
+    return (jax.lax.scan(outer, x, ws.reshape(4, 3, SIDE, SIDE))[0] ** 2).mean()
+
+
+def beside_one_without_gradient(ws, x):
+    numbers = jax.lax.scan(lambda c, _: (c + 1, c), 0, None, length=5)[1]
+    return scanned(ws, x) * numbers.sum()
+
+
+LOSSES = [scanned, backwards, two, nested, beside_one_without_gradient]
+
+
+def arguments():
+    keys = jax.random.split(jax.random.key(0), LENGTH)
+    ws = jax.vmap(lambda key: jax.random.normal(key, (SIDE, SIDE)))(keys) / SIDE**0.5
+    return ws, jax.random.normal(jax.random.key(1), (ROWS, SIDE))
+
+
+def shapes():
+    return jax.eval_shape(arguments)
+
+
+def gradient(loss):
+    return jax.jit(jax.grad(loss), compiler_options=jaxremat.compiler_options())(*arguments())
+
+
+def flops(loss):
+    return count_flops(jax.make_jaxpr(jax.value_and_grad(loss))(*shapes()))
+
+
+def test_a_plan_within_its_budget():
+    found = jaxremat.plan(scanned, *shapes(), budget="60%")
+    assert isinstance(found.policy, p.Loops)
+    wrapped = jaxremat.remat(scanned, found)
+    peak = jaxremat.cost(jax.value_and_grad(wrapped), *shapes()).peak_bytes
+    assert found.peak_bytes == peak <= found.budget_bytes
+    assert flops(wrapped).flops - flops(scanned).flops == found.recomputed_flops > 0
+    same(gradient(wrapped), gradient(scanned), rtol=2e-5)
+    assert jaxremat.parse(str(found.policy)) == found.policy
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_plans_of_all_kinds_of_scans(loss):
+    """By the model alone: what is recomputed is what the plan says, and gradients stay."""
+    found = jaxremat.plan(loss, *shapes(), budget="70%", compile=False)
+    assert found.predicted_bytes <= found.budget_bytes
+    wrapped = jaxremat.remat(loss, found)
+    assert flops(wrapped).flops - flops(loss).flops == found.recomputed_flops
+    same(gradient(wrapped), gradient(loss), rtol=2e-5)
+    assert jaxremat.parse(str(found.policy)) == found.policy
+
+
+def test_runs_of_steps_need_less():
+    """Twelve carries, or four and what three steps need: the leanest plan cuts the scan into runs."""
+    frontier = jaxremat.frontier(scanned, *shapes(), compile=False, points=4)
+    lean = frontier.points[0].policy
+    assert isinstance(lean, p.Loops)
+    assert lean.bodies[0][0] in (2, 3, 4, 6)
+    same(gradient(jaxremat.remat(scanned, lean)), gradient(scanned), rtol=2e-5)
+
+
+@pytest.mark.parametrize(("outer", "once_more"), [("everything", 0), ("nothing", LENGTH)])
+@pytest.mark.parametrize(
+    ("body", "again"),
+    [("dots", 0), ("everything", 0), ("nothing", LENGTH), ("3*dots", LENGTH), ("4*nothing", 2 * LENGTH)],
+)
+def test_loops(outer, once_more, body, again):
+    """How often the product of a step runs again, by what the function keeps of the scan and a step of itself.
+
+    A step that keeps nothing runs again; so do the steps of a run, of which only the carry is kept, before its backward
+    pass; and where the function keeps nothing that the scan stacks, all of the scan.
+    """
+    policy = f"loops:{outer}|{body}"
+    assert str(jaxremat.parse(policy)) == policy
+    wrapped = jaxremat.remat(scanned, policy)
+    product = 2 * ROWS * SIDE * SIDE
+    assert flops(wrapped).dot_flops - flops(scanned).dot_flops == (once_more + again) * product
+    if outer == "nothing":
+        same(gradient(wrapped), gradient(scanned), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("loops:nothing|5*nothing", "12 steps, which cannot be cut into runs of 5"),
+        ("loops:nothing|12*nothing", "12 steps, which cannot be cut into runs of 12"),
+        ("loops:nothing|24*nothing", "12 steps, which cannot be cut into runs of 24"),
+    ],
+)
+def test_runs_that_do_not_divide(policy, reason):
+    with pytest.raises(jaxremat.PolicyError, match=reason):
+        jax.grad(jaxremat.remat(scanned, policy))(*arguments())
+
+
+def test_bodies_that_are_missing():
+    with pytest.raises(jaxremat.PolicyError, match="needs a policy for every scan of the function; got 1"):
+        jax.grad(jaxremat.remat(two, "loops:nothing|dots"))(*arguments())
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "loops:",
+        "loops:nothing",
+        "loops:nothing|",
+        "loops:nothing|1*dots",
+        "loops:segments:2|dots",
+        "loops:nothing|budget:1GiB",
+    ],
+)
+def test_loops_that_are_none(policy):
+    with pytest.raises(jaxremat.PolicyError):
+        jaxremat.parse(policy)
+
+
+def test_a_scan_of_other_length_is_another_program():
+    found = jaxremat.plan(scanned, *shapes(), budget="60%", compile=False)
+    ws, x = arguments()
+    with pytest.raises(jaxremat.PolicyError):
+        jax.grad(jaxremat.remat(scanned, found))(ws[:, :, :8] @ ws[:, :8], x[:4])
+
+
+def test_bodies_are_compiled_once_each():
+    """A planned scan stays a scan: its body is in the program once for the forward and once for the backward pass."""
+    found = jaxremat.plan(scanned, *shapes(), budget="70%", compile=False)
+    assert counts(jax.grad(jaxremat.remat(scanned, found)), *arguments())["dot_general"] <= 4

@@ -1,0 +1,156 @@
+"""The search against brute force: all stored sets of random programs, all mixtures of random stretches."""
+
+import itertools
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from plans import MATRIX, again, program, recipes, search_of, subsets
+
+from jaxremat.plan.cut import lower_bound, stored_sets
+from jaxremat.plan.exhaustive import ExhaustiveSearch
+from jaxremat.plan.knapsack import Knapsack
+from jaxremat.plan.search import Search
+from jaxremat.plan.segments import Option, Stretch
+
+MOST_VALUES = 8  # the sets of more take too long
+
+
+def few_values(recipe):
+    search = search_of(program(recipe), MATRIX, MATRIX, argnums=(0, 1))
+    assume(2 <= search.operations.forward_values <= MOST_VALUES)
+    return search
+
+
+def flops(operation):
+    return operation.flops
+
+
+@given(recipe=recipes)
+@settings(max_examples=20)
+def test_no_stored_set_is_better_than_what_the_search_finds(recipe):
+    search = few_values(recipe)
+    candidates = {c.policy: c for c in map(search.of_stored, subsets(search.operations.forward_values))}
+    for limit in sorted({c.predicted_bytes for c in candidates.values()}):
+        fitting = [c for c in candidates.values() if c.predicted_bytes <= limit]
+        best = min(c.order[:2] for c in fitting)
+        found = search.best(limit)
+        assert found is not None
+        assert found.predicted_bytes <= limit
+        assert found.order[:2] <= best
+        # What no schedule can avoid is avoided by none of them.
+        assert search.bound(limit) <= min(c.cost for c in fitting) * (1 + 1e-6)
+    assert search.leanest().predicted_bytes <= min(c.predicted_bytes for c in candidates.values())
+
+
+def test_waists_and_cuts_alone_would_pass_by_the_best_set():
+    """Why few values are searched exhaustively: here the mixture of minimum cuts recomputes more than it must."""
+    loss = program([("tanh", -1, 1), ("exp", -1, 2), ("multiply", 3, 2)])
+    search = search_of(loss, MATRIX, MATRIX, argnums=(0, 1))
+    assert isinstance(search, ExhaustiveSearch)
+    peaks = [c.predicted_bytes for c in map(search.of_stored, subsets(search.operations.forward_values))]
+    mixtures, best = (
+        [find(limit) for limit in sorted(set(peaks))] for find in (super(type(search), search).best, search.best)
+    )
+    assert all(m is None or b.order[:2] <= m.order[:2] for m, b in zip(mixtures, best))
+    assert any(m is None or b.order[:2] < m.order[:2] for m, b in zip(mixtures, best))
+
+
+def test_many_values_are_not_tried_one_by_one():
+    search = search_of(program([("dot", -1, 1), ("tanh", -1, 1)] * 5), MATRIX, MATRIX)
+    assert search.operations.forward_values > 12
+    assert type(search) is Search
+
+
+@given(recipe=recipes)
+@settings(max_examples=20)
+def test_minimum_cuts_solve_the_lagrangian(recipe):
+    """At every price of a byte no stored set costs less than the cut's: recomputed operations, and price times bytes."""
+    operations = few_values(recipe).operations
+    sets = stored_sets(operations, flops)
+    total = sum(map(flops, operations.forward))
+    choices = [
+        (
+            sum(operations.sizes[n] for n in stored),
+            sum(flops(operations.forward[e]) for e in again(operations, stored)),
+        )
+        for stored in subsets(operations.forward_values)
+    ]
+    for found in sets:
+        assert found.stored_bytes == sum(operations.sizes[n] for n in found.stored)
+        run_again = again(operations, found.stored)
+        assert found.recomputed_cost == sum(flops(operations.forward[e]) for e in run_again)
+        price, proven = found.bound
+        if price:  # the set that stores nothing belongs to a price beyond all
+            best = min(cost + price * kept for kept, cost in choices)
+            paid = found.recomputed_cost + price * found.stored_bytes
+            # Flows are integers: capacities are rounded to parts of 2^-29 of all of them.
+            assert best <= paid <= best + 1e-6 * total
+            assert best - 1e-6 * total <= proven <= best
+    for kept in {size for size, _ in choices}:
+        cheapest_there = min(cost for size, cost in choices if size <= kept)
+        assert lower_bound(sets, kept) <= cheapest_there * (1 + 1e-9)
+
+
+def test_the_bound_of_everything_and_of_nothing():
+    operations = search_of(program([("dot", -1, 1), ("tanh", -1, 1), ("dot", -1, 1)]), MATRIX, MATRIX).operations
+    sets = stored_sets(operations, flops)
+    assert sets[0].recomputed_cost == lower_bound(sets, sets[0].stored_bytes) == 0
+    assert sets[-1].stored == frozenset()
+    # Nothing is kept: all that is read is made again. The bound knows it but for the rounding of flows.
+    all_again = sum(flops(operations.forward[e]) for e in again(operations, set()))
+    assert sets[-1].recomputed_cost == all_again
+    assert lower_bound(sets, 0) <= all_again
+
+
+sizes = st.integers(0, 12)
+
+
+@st.composite
+def tables(draw):
+    """Stretches between all pairs of up to five waists, every option with a number of its own as what it stores."""
+    waists = draw(st.integers(2, 5))
+    number = itertools.count()
+    stretches = list[Stretch]()
+    for start, end in itertools.combinations(range(waists), 2):
+        drawn = draw(st.lists(st.tuples(sizes, sizes, st.integers(0, 25)), max_size=2))
+        options = [Option(frozenset([next(number)]), size, float(cost), most) for size, cost, most in drawn]
+        # It never fits, and keeps sizes from having a common divisor: bytes are told apart one by one.
+        options.append(Option(frozenset(), 1, 0.0, 10**6))
+        stretches.append(Stretch(start, end, draw(st.integers(0, 15)), options))
+    return stretches, waists
+
+
+def mixtures(stretches, waists, limit):
+    """All mixtures that stay within a limit, one by one: the costs by what is stored."""
+    between = {(s.start, s.end): s for s in stretches}
+    found = {}
+    for count in range(waists - 1):
+        for inner in itertools.combinations(range(1, waists - 1), count):
+            path = [between[pair] for pair in itertools.pairwise([0, *inner, waists - 1])]
+            for chosen in itertools.product(*(s.options for s in path)):
+                before, fits = 0, True
+                for stretch, option in zip(path, chosen):
+                    fits = fits and before + max(option.most_bytes, stretch.forward_bytes) <= limit
+                    before += option.stored_bytes
+                if fits and before <= limit:
+                    found[frozenset().union(*(o.stored for o in chosen))] = sum(o.cost for o in chosen)
+    return found
+
+
+@given(table=tables(), limits=st.lists(st.integers(0, 45), min_size=1, max_size=4))
+@settings(max_examples=150)
+def test_the_knapsack_finds_the_cheapest_mixture(table, limits):
+    knapsack = Knapsack(*table, max(limits))
+    for limit in limits:
+        expected = mixtures(*table, limit)
+        found = knapsack.best(limit)
+        if not expected:
+            assert found is None
+        else:
+            assert expected[found] == min(expected.values())
+
+
+def test_the_knapsack_without_room():
+    knapsack = Knapsack([Stretch(0, 1, 0, [Option(frozenset([3]), 2, 1.0, 4)])], 2, 10)
+    assert [knapsack.best(limit) for limit in (-5, 0, 3)] == [None] * 3
+    assert knapsack.best(4) == knapsack.best(10) == knapsack.best(10**6) == {3}
