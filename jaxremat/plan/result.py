@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -140,13 +140,12 @@ class Plan(Policy):
             OSError: the file cannot be written.
         """
         path = Path(path)
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+        part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # no other writer's
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json() + "\n")
-            os.replace(part, path)
+            part.write_text(self.to_json() + "\n", encoding="utf-8")
+            part.replace(path)
         except BaseException:
-            os.unlink(part)
+            part.unlink(missing_ok=True)
             raise
 
     def __str__(self) -> str:
