@@ -22,7 +22,7 @@ from jaxremat.spelling import parse
 from jaxremat.targets import find_target, package_versions
 from jaxremat.text import human_bytes
 
-_ROUNDS = 5
+_ROUNDS, _MOST_ROUNDS = 5, 8  # the latter while nothing has fitted
 # Where the plan for a limit was compiled before, so many beside it are tried, at growing distances from this part on.
 _NUDGES, _NUDGE = 12, 500
 # Another round must promise to save at least this part of a forward pass.
@@ -46,8 +46,9 @@ def plan(
 
     The search knows costs and sizes of every value: minimum cuts say what is worth storing at every price of a byte,
     and a dynamic programme over the function's waists mixes them so that at no time too much is in use. Then the target's
-    compiler judges, at most five plans and those standard policies that would recompute less; the cheapest that fits wins,
-    so a plan is never worse than they are. No rematerialization competes too, and wins where it fits.
+    compiler judges, at most five plans (eight while none fits) and those standard policies that would recompute less;
+    the cheapest that fits wins, so a plan is never worse than they are. No rematerialization competes too, and wins where it
+    fits.
 
     Args:
         loss: any JAX function with floating-point outputs; most often a scalar loss.
@@ -144,7 +145,10 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
 
     asked = limit - _beside(search, baseline)
     low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
-    for _ in range(_ROUNDS if judge.compiles else 1):
+    misses = 0
+    for number in range(_MOST_ROUNDS if judge.compiles else 1):
+        if number >= _ROUNDS and best_fit() is not None:
+            break
         start = time.perf_counter()
         candidate = _new_candidate(search, judge, asked, low, high)
         seconds += time.perf_counter() - start
@@ -160,7 +164,8 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
             asked = max(limit - beyond, low + low // _RETREAT)
         else:
             high = min(high, asked)
-            asked = min(limit - beyond, high - high // (8 * _RETREAT))
+            asked = min(limit - beyond, high - (high << misses) // (8 * _RETREAT))
+            misses += 1
         if not low < asked < high:
             asked = (low + high) // 2
     # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
