@@ -97,7 +97,7 @@ def test_private_modules_of_jax(path):
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_core_stands_on_jax_and_what_it_brings(path):
     others = {"flax", "optax", "rich", "tyro", "matplotlib", "orbax", "tensorflow_datasets", "torch"}
-    if path == ROOT / "plan" / "picture.py":  # draws, if asked to and if it can
+    if path == ROOT / "plan" / "plot.py":  # draws, if asked to and if it can
         others.remove("matplotlib")
     if module_of(path) != "flax":
         assert not [name for name in imports(path) if name.split(".")[0] in others]

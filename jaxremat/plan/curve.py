@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jaxremat import policy as p
-from jaxremat.plan.picture import draw
+from jaxremat.plan.plot import draw
 from jaxremat.plan.result import short
 from jaxremat.policy import Policy
 from jaxremat.text import human_bytes, table
