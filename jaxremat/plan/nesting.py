@@ -70,10 +70,6 @@ class Nesting:
         # The border at the end of what runs again is kept on the level above.
         return [frozenset(level.difference(*levels[:number])) for number, level in enumerate(levels)]
 
-    def _border(self, stretch: Stretch) -> int:
-        """The bytes of the border at the end of a stretch that were not there at its start."""
-        return min(option.stored_bytes for option in stretch.options)
-
     def _parts(self, a: int, b: int, depth: int) -> list[_Part]:
         """The ways to treat the first stretch of a..b."""
         parts = list[_Part]()
@@ -82,7 +78,7 @@ class Nesting:
             if (a, j) not in self._stretches:
                 break
             stretch = self._stretches[a, j]
-            border = self._border(stretch)
+            border = _border(stretch).stored_bytes
             for option in stretch.options:
                 # The border at the very end is there already, or is none.
                 known = border if j == b else 0
@@ -123,13 +119,17 @@ class Nesting:
             parts = [part for part in self._parts(a, b, depth) if part.needed <= room]
             part = min(parts, key=lambda q: self._costs(table, a, b, q, depth)[room])
             if part.option is None:
-                border = min(self._stretches[a, part.end].options, key=lambda o: o.stored_bytes).stored
-                levels[level].update(border)
+                levels[level].update(_border(self._stretches[a, part.end]).stored)
                 self._collect(a, part.end, room - part.stored, depth - 1, level + 1, levels)
             else:
                 levels[level].update(part.option.stored)
             room -= part.stored
             a = part.end
+
+
+def _border(stretch: Stretch) -> Option:
+    """The option that stores no more than the border at the end of a stretch."""
+    return min(stretch.options, key=lambda option: option.stored_bytes)
 
 
 def _shifted(costs: np.ndarray, slots: int) -> np.ndarray:
