@@ -5,6 +5,10 @@ the stored values that the recomputation starts from pass through one `optimizat
 which that equation reads. So no compiler can merge the recomputation with the forward pass (they are different values now)
 or start it before the backward pass has come that far. One barrier opens as much as the choice allows: it stays open until
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
+
+Two more kinds of barriers hold the compiler to the order in which memory was meant to be freed. A convolution's kernel and other
+operands that compilers prepare in arrays of their own wait for the cotangent. And what follows the gradient of a weight waits
+for it: compilers would put it off, and keep what it is made of.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +22,11 @@ from jaxremat.choice import Choice
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxremat.graph import CONSTANTS, live, size_bytes
 from jaxremat.inline import inline, resolve
+
+# Equations whose operands compilers prepare in arrays of their own (other layouts, padding, indices of maxima), which must wait
+# for the cotangent like what is recomputed: they would be made early or shared with the forward pass, and be kept.
+_PREPARE = frozenset(("conv_general_dilated", "select_and_scatter_add"))
+_CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general"))
 
 
 def forward_program(choice: Choice) -> ClosedJaxpr:
@@ -88,8 +97,11 @@ class _Writer:
         self.skipped = dict[Var, JaxprEqn]()  # equations left out as all cotangents that they read are zero
         self.again = choice.again
         self.remade = set[Var]()  # forward and late values that are there again
-        self.large_remade = set[Var]()  # those of them that are not small
+        self.large_remade = dict[Var, int]()  # those of them that are not small, and behind which gate
         self.gate = dict[Var, Var]()  # stored values and inputs as they passed the gate that is open
+        self.ends = _ends(graph.backward)
+        self.finishing = dict[Var, Var]()  # results that the rest waits for, and a cotangent that the rest reads
+        self.gates = 0  # how many were opened so far
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
         self.hosts = {
             var: compat.new_var(var.aval.update(memory_space=jax.memory.Space.Host))
@@ -141,8 +153,37 @@ class _Writer:
         self._emit(eqn, max(moving, key=self.written_at.__getitem__))
 
     def _emit(self, eqn: JaxprEqn, gate_on: Var) -> None:
-        self._remake([v for v in eqn.invars if isinstance(v, Var) and v not in self.written_at], gate_on)
-        self.eqns.append(eqn.replace(invars=[self._current(atom) for atom in eqn.invars]))
+        prepares = eqn.primitive.name in _PREPARE
+        self._remake([v for v in eqn.invars if isinstance(v, Var) and v not in self.written_at], gate_on, prepares)
+        passed = dict[Var, Var]()
+        if prepares:
+            passed = self._passed([v for v in eqn.invars if self._is_early(v)], gate_on, eqn)
+        invars = [passed[a] if isinstance(a, Var) and a in passed else self._current(a) for a in eqn.invars]
+        self.eqns.append(eqn.replace(invars=invars))
+        out = eqn.outvars[0]
+        if out in self.ends and any(self._is_large(v) and v not in self.written_at for v in eqn.invars):
+            self.finishing[self.ends[out]] = gate_on
+        if out in self.finishing:
+            self._finish(eqn, self.finishing[out])
+
+    def _is_large(self, atom: Atom) -> bool:
+        return isinstance(atom, Var) and size_bytes(atom.aval) > self.graph.small_bytes
+
+    def _finish(self, eqn: JaxprEqn, gate_on: Var) -> None:
+        """Has what follows wait for an equation, so that what it reads can go."""
+        moving, out = self._narrowed(gate_on), eqn.outvars[0]
+        if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
+            gate = compat.barrier([out, moving], eqn)
+            self.eqns.append(gate)
+            self.names[out], self.names[moving] = gate.outvars
+
+    def _is_early(self, atom: Atom) -> bool:
+        """Says whether an operand is large and has been there since before the gate that is open."""
+        if not isinstance(atom, Var) or atom in self.hosts or not self._is_large(atom):
+            return False
+        if atom in self.large_remade:
+            return self.large_remade[atom] != self.gates
+        return (atom in self.kept or atom in self.inputs) and atom not in self.gate
 
     def _current(self, atom: Atom) -> Atom:
         """What stands for an operand of a backward equation."""
@@ -152,14 +193,17 @@ class _Writer:
             return self.gate[atom]
         return self.fetched[atom] if atom in self.hosts else resolve(atom, self.names)
 
-    def _remake(self, wanted: Sequence[Var], gate_on: Var | None) -> None:
-        """Writes the recomputation of those of the wanted values that are not there, behind a gate on a cotangent."""
+    def _remake(self, wanted: Sequence[Var], gate_on: Var | None, prepares: bool = False) -> None:
+        """Writes the recomputation of those of the wanted values that are not there, behind a gate on a cotangent.
+
+        Where the equation that wants them prepares its operands, all that is large passes a gate.
+        """
         forward, late, frontier = self._missing(wanted)
         while steps := self._steps(forward, wanted):
             # On the way to them all else is recomputed for them alone.
             self._write(*self._missing(steps), steps, gate_on, only=set(steps))
             forward, late, frontier = self._missing(wanted)
-        self._write(forward, late, frontier, wanted, gate_on)
+        self._write(forward, late, frontier, wanted, gate_on, prepares=prepares)
 
     def _steps(self, forward: Sequence[int], wanted: Sequence[Var]) -> list[Var]:
         """The values of the lowest level that are to be kept, and are recomputed on the way to others."""
@@ -175,6 +219,7 @@ class _Writer:
         wanted: Sequence[Var],
         gate_on: Var | None,
         only: Collection[Var] | None = None,
+        prepares: bool = False,
     ) -> None:
         """Writes equations behind a gate. Their results are there afterwards; with `only`, these and no others."""
         for var in (*frontier, *wanted):
@@ -187,6 +232,8 @@ class _Writer:
             if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
                 self._open(list(frontier), gate_on, eqns[0])
             opened = self.gate
+        elif prepares and late and gate_on is not None:
+            opened = self._passed([v for v in frontier if self._is_early(v)], gate_on, eqns[0])
         passing = dict[Var, Var]()  # what is dropped again
         for eqn in eqns:
             gated = {v: opened[v] for v in eqn.invars if isinstance(v, Var) and v in opened and self._is_there(v)}
@@ -200,7 +247,8 @@ class _Writer:
                 passing.update((v, new) for v, new in zip(eqn.outvars, outvars) if v not in only)
             remade = [v for v, is_there in zip(eqn.outvars, there) if not is_there]
             self.remade.update(remade)
-            self.large_remade.update(v for v in remade if size_bytes(v.aval) > self.graph.small_bytes)
+            large = (v for v in remade if size_bytes(v.aval) > self.graph.small_bytes)
+            self.large_remade.update(dict.fromkeys(large, self.gates))
 
     def _is_there(self, var: Var) -> bool:
         return var in self.kept or var in self.inputs or (var in self.again and var in self.remade)
@@ -254,23 +302,30 @@ class _Writer:
         Inside of `shard_map` a barrier takes values that vary over the same axes of the mesh. A value that varies over
         fewer axes than the cotangent, such as a replicated weight, passes ungated.
         """
+        if isinstance(self._narrowed(gate_on), Var):
+            self.gate = self._passed(frontier, gate_on, like)
+            self.gates += 1
+
+    def _passed(self, values: Sequence[Var], gate_on: Var, like: JaxprEqn) -> dict[Var, Var]:
+        """Writes a barrier on values and a cotangent; returns what stands for the values behind it."""
         moving = self._narrowed(gate_on)
+        passed: dict[Var, Any] = {v: self.fetched.get(v, v) for v in values}
         if not isinstance(moving, Var):
-            return
-        self.gate = {v: self.fetched.get(v, v) for v in frontier}
+            return passed
         groups = dict[frozenset[str], list[Var]]()
-        for var in frontier:
+        for var in values:
             groups.setdefault(compat.varying_axes(var.aval), []).append(var)
         own_axes = compat.varying_axes(moving.aval)
         for axes, group in groups.items():
             if not axes >= own_axes:
                 continue
             key = moving if axes == own_axes else self._varied(moving, axes - own_axes)
-            gate = compat.barrier([*(self.gate[v] for v in group), key], like)
+            gate = compat.barrier([*(passed[v] for v in group), key], like)
             self.eqns.append(gate)
-            self.gate.update(zip(group, gate.outvars))
+            passed.update(zip(group, gate.outvars))
             if axes == own_axes:
                 moving = self.names[moving] = gate.outvars[-1]
+        return passed
 
     def _varied(self, var: Var, axes: Collection[str]) -> Var:
         """A cotangent as it enters a barrier beside values that differ over more axes of a mesh."""
@@ -305,3 +360,22 @@ class _Writer:
             host, self.names[moving] = gate.outvars[0], gate.outvars[1]
         space = jax.memory.Space
         self.fetched[var] = self._traced(lambda x: jax.device_put(x, space.Device, src=space.Host), host)
+
+
+def _ends(backward: Sequence[JaxprEqn]) -> dict[Var, Var]:
+    """The results of convolutions and products that no further one depends on, gradients of weights, and how they leave.
+
+    A compiler may write a result in another layout at once, as long as nothing stands between.
+    """
+    leading = set[Var]()  # values that some convolution or product depends on
+    shown = dict[Var, Var]()  # for what is transposed or reshaped, the result
+    ends = dict[Var, Var]()
+    for eqn in reversed(backward):
+        name, out = eqn.primitive.name, eqn.outvars[0]
+        if name in _CONTRACTIONS and out not in leading:
+            ends[out] = resolve(out, shown)
+        if name in ("transpose", "reshape") and isinstance(eqn.invars[0], Var):
+            shown[eqn.invars[0]] = out
+        if name in _CONTRACTIONS or any(v in leading for v in eqn.outvars):
+            leading.update(v for v in eqn.invars if isinstance(v, Var))
+    return ends

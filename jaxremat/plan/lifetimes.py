@@ -66,7 +66,7 @@ class Lifetimes:
             op if position in self.operations.graph.primal else _NOTHING
             for position, op in enumerate(self.operations.forward)
         ]
-        return self._live(operations, results=self._outputs)
+        return self._live(operations, results=self._outputs) + self._gradient_bytes
 
     def without_remat(self) -> int:
         """Returns the most bytes in use where nothing is recomputed but what the compiler recomputes by fusion."""
@@ -98,8 +98,14 @@ class Lifetimes:
             self.operations.variables[n] for n in stored
         )
         operations = [op if position in wanted else _NOTHING for position, op in enumerate(self.operations.forward)]
-        live = self._live(operations, results=self._outputs | set(stored))
-        return int(live.max(initial=0))
+        live = self._live(operations, results=self._outputs, kept=stored)
+        return int(live.max(initial=0)) + self._gradient_bytes
+
+    @cached_property
+    def _gradient_bytes(self) -> int:
+        """What is set aside for gradients before the backward pass begins."""
+        first = self.operations.forward_values
+        return sum(self.operations.sizes[n] for n in self._results if n >= first)
 
     def backward(
         self,
@@ -144,9 +150,14 @@ class Lifetimes:
         return recomputation
 
     def _live(
-        self, program: Sequence[Operation], *, counted: Callable[[int], bool] = _every, results: Collection[int]
+        self,
+        program: Sequence[Operation],
+        *,
+        counted: Callable[[int], bool] = _every,
+        results: Collection[int],
+        kept: Collection[int] = _NOBODY,
     ) -> np.ndarray:
-        live = _live(program, self.operations.sizes, counted=counted, results=results)
+        live = _live(program, self.operations.sizes, counted=counted, results=results, kept=kept)
         return live + np.array([operation.work_bytes for operation in program] or [0], np.int64)
 
 
@@ -250,6 +261,7 @@ def _live(
     counted: Callable[[int], bool] = _every,
     there: Collection[int] = _NOBODY,
     results: Collection[int] = _NOBODY,
+    kept: Collection[int] = _NOBODY,
     written: Collection[int] = _NOBODY,
     given: Collection[int] = _NOBODY,
 ) -> np.ndarray:
@@ -260,12 +272,13 @@ def _live(
         sizes: for every value its bytes.
         counted: says whether a value counts.
         there: values that are there from the start, until their last use.
-        results: values that live to the end.
+        results: values that live to the end; memory is set aside for them before the program begins.
+        kept: values that live to the end from when they are made.
         written: values that are written to memory whoever reads them.
         given: values that are there and do not count.
     """
     end = len(program)
-    whole = {*results, *written} | _read_whole(program)
+    whole = {*results, *kept, *written} | _read_whole(program)
     born = dict.fromkeys(there, 0)
     last = dict.fromkeys(there, -1)
     made_of = dict[int, frozenset[int]]()  # for what is not written, what its readers read instead
@@ -287,7 +300,8 @@ def _live(
         if is_run:
             for number in sources:
                 last[number] = step
-    last.update({n: end for n in results if n in born})
+    last.update({n: end for n in (*results, *kept) if n in born})
+    born.update({n: 0 for n in results if n in born})
     lives = {n: (born[n], last[n]) for n in born if last[n] >= 0 and counted(n) and n not in given}
     ending = dict[int, list[int]]()
     for number, (_, until) in lives.items():
