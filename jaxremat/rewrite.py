@@ -20,13 +20,13 @@ import jax
 from jaxremat import compat
 from jaxremat.choice import Choice
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxremat.graph import CONSTANTS, live, size_bytes
+from jaxremat.fusion import CONTRACTIONS, FUSED
+from jaxremat.graph import CONSTANTS, Graph, live, size_bytes
 from jaxremat.inline import inline, resolve
 
 # Equations whose operands compilers prepare in arrays of their own (other layouts, padding, indices of maxima), which must wait
 # for the cotangent like what is recomputed: they would be made early or shared with the forward pass, and be kept.
 _PREPARE = frozenset(("conv_general_dilated", "select_and_scatter_add"))
-_CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general"))
 
 
 def forward_program(choice: Choice) -> ClosedJaxpr:
@@ -34,7 +34,75 @@ def forward_program(choice: Choice) -> ClosedJaxpr:
     graph = choice.graph
     outvars = [*graph.outputs, *choice.kept]
     eqns = live(graph.forward, (v for v in outvars if isinstance(v, Var)))
-    return compat.program(graph.inputs, outvars, eqns)
+    beside = _beside(choice)
+    if not beside:
+        return compat.program(graph.inputs, outvars, eqns)
+    names = dict[Var, Atom]()
+    written = list[JaxprEqn]()
+    made = set[Var]()
+    waiting = dict(beside)
+    for eqn in eqns:
+        written.append(eqn.replace(invars=[resolve(atom, names) for atom in eqn.invars]))
+        made.update(eqn.outvars)
+        for mask in [m for m, v in waiting.items() if m in made and v in made]:
+            pair = [mask, waiting.pop(mask)]
+            gate = compat.barrier([v for v in (resolve(v, names) for v in pair) if isinstance(v, Var)], eqn)
+            written.append(gate)
+            names.update(zip(pair, gate.outvars))
+    return compat.program(graph.inputs, [resolve(v, names) for v in outvars], written)
+
+
+def _beside(choice: Choice) -> dict[Var, Var]:
+    """For stored values that serve derivatives alone, such as masks, the value beside which each is to be made.
+
+    The forward pass does not need them, so a compiler would make them in the backward pass, and keep what they are made of
+    in their place. Where that is large and not stored anyway, they are made no later than the operand of the next convolution
+    or product that is made of the same.
+    """
+    graph = choice.graph
+    large = (v for v in choice.kept if graph.value_of[v].size_bytes > graph.small_bytes)
+    masks = [v for v in large if graph.maker[v] not in graph.primal]
+    if not masks:
+        return {}
+    found = dict[Var, Var]()
+    for mask in masks:
+        written = _written_sources(choice, mask)
+        if written and (operand := _next_operand(graph, written)) is not None:
+            found[mask] = operand
+    return found
+
+
+def _written_sources(choice: Choice, var: Var) -> set[Var]:
+    """The large values in memory that a compiler could make a value of element by element, but those that are stored."""
+    graph = choice.graph
+    found = set[Var]()
+    seen = {var}
+    todo = [var]
+    while todo:
+        for source in graph.forward[graph.maker[todo.pop()]].invars:
+            if not isinstance(source, Var) or source not in graph.maker or source in choice.kept or source in seen:
+                continue
+            seen.add(source)
+            if graph.forward[graph.maker[source]].primitive.name in FUSED:
+                todo.append(source)
+            elif graph.value_of[source].size_bytes > graph.small_bytes:
+                found.add(source)
+    return found
+
+
+def _next_operand(graph: Graph, sources: Collection[Var]) -> Var | None:
+    """The first operand of a convolution or product that element-by-element operations make of some of these values."""
+    made = set(sources)
+    for index, eqn in enumerate(graph.forward):
+        if index not in graph.primal:
+            continue
+        read = [v for v in eqn.invars if isinstance(v, Var) and v in made]
+        if eqn.primitive.name in CONTRACTIONS:
+            if read:
+                return read[0]
+        elif read:
+            made.update(eqn.outvars)
+    return None
 
 
 @dataclass(frozen=True)
@@ -372,10 +440,10 @@ def _ends(backward: Sequence[JaxprEqn]) -> dict[Var, Var]:
     ends = dict[Var, Var]()
     for eqn in reversed(backward):
         name, out = eqn.primitive.name, eqn.outvars[0]
-        if name in _CONTRACTIONS and out not in leading:
+        if name in CONTRACTIONS and out not in leading:
             ends[out] = resolve(out, shown)
         if name in ("transpose", "reshape") and isinstance(eqn.invars[0], Var):
             shown[eqn.invars[0]] = out
-        if name in _CONTRACTIONS or any(v in leading for v in eqn.outvars):
+        if name in CONTRACTIONS or any(v in leading for v in eqn.outvars):
             leading.update(v for v in eqn.invars if isinstance(v, Var))
     return ends

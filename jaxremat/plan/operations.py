@@ -16,19 +16,8 @@ from typing import Any
 from jaxremat.choice import small_worth_storing
 from jaxremat.compat import JaxprEqn, Var
 from jaxremat.flops import FlopCount, count_equation
+from jaxremat.fusion import FUSED, REDUCTIONS
 from jaxremat.graph import CONSTANTS, Graph, size_bytes
-
-# Equations that compilers compute element by element inside of their readers.
-_FUSED = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil clamp
-    convert_element_type copy copy_p cos cosh custom_jvp_call div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt
-    integer_pow imag iota is_finite le log log1p logistic lt max min mul name ne neg nextafter not one_minus_square or pad
-    pow random_bits random_unwrap random_wrap real rem reduce_precision reshape rev round rsqrt select_n shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh slice sqrt square squeeze stop_gradient sub tan tanh
-    threefry2x32 transpose xor""".split()  # noqa: SIM905
-)
-# They read element by element what they fold, and write their result.
-_REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"))
 
 _PRODUCTS = frozenset(("mul", "square", "integer_pow"))
 
@@ -131,17 +120,17 @@ class Operations:
             return Operation((), (), True, False, 0, 0, 0)
         count = count_equation(eqn)
         moved = _read_bytes(eqn) + sum(size_bytes(v.aval) for v in eqn.outvars)
-        fused = name in _FUSED
+        fused = name in FUSED
         return Operation(
             tuple(dict.fromkeys(reads)),
             tuple(writes),
             fused,
-            not fused and not (name in _REDUCTIONS and (self._fuses_reductions or _folds_rows(eqn))),
+            not fused and not (name in REDUCTIONS and (self._fuses_reductions or _folds_rows(eqn))),
             count.dot_flops + count.conv_flops,
             count.elementwise_flops,
             moved,
             name in _PRODUCTS,
-            name in _REDUCTIONS,
+            name in REDUCTIONS,
         )
 
     @cached_property
