@@ -9,7 +9,7 @@ policy. Standard output gets a line a figure and, last, one JSON object. The exi
 tolerance; 2 with one message for bad input.
 
 The tolerances are relative: 1e-5 for losses, 1e-4 for the norm of each gradient's difference (with an absolute floor for
-gradients that are zero in exact arithmetic, such as those of attention's key biases), and for losses while training 1e-9 in
+gradients that are zero in exact arithmetic, such as those of attention's key biases), and for losses while training 1e-6 in
 float64 and 1e-3 in float32. Where a value before a ReLU is so near to zero that rounding decides its sign, a gradient jumps by far
 more than rounding; such a batch says nothing about either framework (PyTorch's own float32 and float64 differ by 1e-3 there), so
 the batches here are ones where none is. Training meets such values at every step: `experiments.agreement_training` says what

@@ -40,8 +40,8 @@ class Cost:
         target: as it was asked for, such as `h100` or `v5e:2x2`.
         chips: how many chips the program runs on.
         peak_bytes: the most that is in use at any time: arguments, outputs and temporary values together.
-        temp_bytes: allotted to values that are neither arguments nor outputs. On TPUs what stays in on-chip memory is
-            not in it.
+        temp_bytes: allotted to values that are neither arguments nor outputs, in one block. It can exceed what of it is in
+            use at any time, as arrays of unlike sizes leave gaps. On TPUs what stays in on-chip memory is not in it.
         argument_bytes: of the arguments that the program reads.
         output_bytes: of the results.
         aliased_bytes: of the results that are written over donated arguments.
@@ -72,17 +72,24 @@ class Cost:
     sources: Mapping[str, str] = field(repr=False)
 
     @property
+    def needed_bytes(self) -> int:
+        """What a run needs: the peak, or the sum of all that is allotted where that is more."""
+        allotted = self.temp_bytes + self.argument_bytes + self.output_bytes - self.aliased_bytes
+        return max(self.peak_bytes, allotted)
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the peak is within the chip's memory; None where that is unknown.
+        """Whether what a run needs is within the chip's memory; None where that is unknown.
 
         It is compared with all of the memory. JAX itself takes 75 % of a GPU's unless `XLA_PYTHON_CLIENT_MEM_FRACTION`
         says otherwise.
         """
-        return None if self.memory_bytes is None else self.peak_bytes <= self.memory_bytes
+        return None if self.memory_bytes is None else self.needed_bytes <= self.memory_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all figures, `fits` and the sources as JSON values."""
-        return {**asdict(self), "sources": dict(self.sources), "fits": self.fits}
+        """Returns all figures, `needed_bytes`, `fits` and the sources as JSON values."""
+        more = {"needed_bytes": self.needed_bytes, "fits": self.fits}
+        return {**asdict(self), "sources": dict(self.sources), **more}
 
     def __str__(self) -> str:
         where = f"{self.target}, {self.chips} chips, each" if self.chips > 1 else self.target

@@ -94,7 +94,13 @@ def test_json_and_table():
     document = json.loads(json.dumps(c.to_json()))
     assert document["peak_bytes"] == c.peak_bytes
     assert document["fits"] is True
-    missing = {name for name in document if name not in document["sources"]} - {"target", "chips", "fits", "sources"}
+    missing = {name for name in document if name not in document["sources"]} - {
+        "target",
+        "chips",
+        "needed_bytes",
+        "fits",
+        "sources",
+    }
     assert not missing
     assert re.search(r"^cost on local$", str(c), re.MULTILINE)
     assert re.search(r"^  output +0\.2 MiB  compiler memory_analysis$", str(c), re.MULTILINE)

@@ -36,6 +36,7 @@ class Judge:
         args, kwargs: of the loss.
         argnums: what is differentiated.
         target: whose compiler; None asks none.
+        counts_gaps: a peak is all that a run needs, the gaps between temporary values included.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Judge:
         kwargs: dict[str, Any],
         argnums: int | Sequence[int],
         target: str | None,
+        counts_gaps: bool = False,
     ) -> None:
         self._loss, self._step, self._args, self._kwargs = loss, step, args, kwargs
-        self._argnums, self._target = argnums, target
+        self._argnums, self._target, self._counts_gaps = argnums, target, counts_gaps
         self.verdicts = dict[p.Policy, Verdict]()
 
     @property
@@ -91,7 +93,8 @@ class Judge:
             if error.wanted_bytes is None:
                 raise
             return Verdict(candidate, error.wanted_bytes, None)
-        return Verdict(candidate, found.peak_bytes, found.argument_bytes)
+        peak = found.needed_bytes if self._counts_gaps else found.peak_bytes
+        return Verdict(candidate, peak, found.argument_bytes)
 
 
 def _built(builder: Step, loss: Callable[..., Any]) -> tuple[Callable[..., Any], Sequence[Any]]:

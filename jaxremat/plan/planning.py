@@ -55,7 +55,8 @@ def plan(
         *args: its arguments; arrays or `jax.ShapeDtypeStruct`s. No data is read. Where the step lays them out over a mesh,
             give them with that layout: JAX traces another program then, and a plan fits one program.
         budget: bytes, or `"2GiB"`; `"60%"` (or 0.6) of the peak without rematerialization; `"fits"`: the target's memory.
-            It covers all that the compiled step has in use at once: arguments, results and temporary values.
+            It covers all that the compiled step has in use at once: arguments, results and temporary values; with `"fits"`
+            also the gaps between them (`Cost.needed_bytes`).
         target: a name of `jaxremat.targets()`.
         objective: what recomputation costs: `flops`, `bytes` moved, or roofline `time` on the target.
         argnums: the arguments that are differentiated, as for `jax.grad`.
@@ -91,7 +92,10 @@ def plan(
     """
     began = time.perf_counter()
     amount = _amount(budget)
-    work = task(loss, args, kwargs, target=target, objective=objective, argnums=argnums, step=step, compile=compile)
+    work = task(
+        loss, args, kwargs, target=target, objective=objective, argnums=argnums, step=step, compile=compile,
+        counts_gaps=amount == "fits",
+    )  # fmt: skip
     search, judge = work.search, work.judge
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # candidates are weighed here, whatever they waste

@@ -39,8 +39,11 @@ def task(
     argnums: int | Sequence[int],
     step: Step | None,
     compile: bool,
+    counts_gaps: bool = False,
 ) -> Task:
     """Returns the task of planning a function; the arguments are those of `plan`.
+
+    With `counts_gaps` a peak is all that a run needs (`Cost.needed_bytes`).
 
     Raises:
         PolicyError: the function has side effects; there is no such objective.
@@ -67,7 +70,7 @@ def task(
             "(the function that calls it, its arguments)."
         )
     search = make_search(subject, cost, platform, max(1, chip.chips))
-    return Task(search, Judge(loss, step, args, kwargs, argnums, target if compile else None), chip)
+    return Task(search, Judge(loss, step, args, kwargs, argnums, target if compile else None, counts_gaps), chip)
 
 
 def standard(search: Search) -> list[Candidate]:
