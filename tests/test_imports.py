@@ -21,6 +21,7 @@ ORDER = [
     "compat",
     "labels",
     "inline",
+    "fusion",
     "graph",
     "segments",
     "choice",

@@ -5,7 +5,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +55,8 @@ class Figures:
         convolutions: in the compiled program, each loop body once.
         dots: likewise.
         recomputed_flops: of convolutions and matrix products, beyond those of the program without rematerialization.
+        kept_bytes: from the forward to the backward pass, parameters and arguments left out, by the trace; None where it was
+            not asked for.
     """
 
     peak_bytes: int
@@ -62,6 +64,7 @@ class Figures:
     temp_bytes: int | None = None
     convolutions: int | None = None
     dots: int | None = None
+    kept_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ def compete(cell: Cell, net: Net, loss: Any) -> Result:
     def work() -> dict[str, Any]:
         count = count_flops(jax.make_jaxpr(jax.value_and_grad(net.loss))(*net.args))
         step = Step(count.dot_flops + count.conv_flops + count.elementwise_flops, count.dot_flops + count.conv_flops)
-        return {"figures": figures(net, loss, cell.target), "step": step}
+        kept = jaxremat.residuals(loss, *net.args).total_bytes if cell.asked == NO_REMAT else None
+        return {"figures": replace(figures(net, loss, cell.target), kept_bytes=kept), "step": step}
 
     return _result(cell, work)
 
@@ -136,7 +140,9 @@ def plan(cell: Cell, net: Net) -> Result:
 
     def work() -> dict[str, Any]:
         found = jaxremat.plan(net.loss, *net.args, budget=int(cell.asked), target=cell.target)
-        counted = figures(net, jaxremat.remat(net.loss, found), cell.target)
+        planned_loss = jaxremat.remat(net.loss, found)
+        kept = jaxremat.residuals(planned_loss, *net.args).total_bytes
+        counted = replace(figures(net, planned_loss, cell.target), kept_bytes=kept)
         assert found.peak_bytes is not None
         planned = Planned(
             kind_of(found.resolved()),
