@@ -9,8 +9,8 @@ policy. Standard output gets a line a figure and, last, one JSON object. The exi
 tolerance; 2 with one message for bad input.
 
 The tolerances are relative: 1e-5 for losses, 1e-4 for the norm of each gradient's difference (with an absolute floor for
-gradients that are zero in exact arithmetic, such as those of attention's key biases), and for losses while training 1e-6 in
-float64 and 1e-3 in float32. Where a value before a ReLU is so near to zero that rounding decides its sign, a gradient jumps by far
+gradients that are zero in exact arithmetic, such as those of attention's key biases), and for losses while training 1e-9 in
+float64 (1e-6 for `resnet18`, whose fifty steps amplify rounding 1e8 times) and 1e-3 in float32. Where a value before a ReLU is so near to zero that rounding decides its sign, a gradient jumps by far
 more than rounding; such a batch says nothing about either framework (PyTorch's own float32 and float64 differ by 1e-3 there), so
 the batches here are ones where none is. Training meets such values at every step: `experiments.agreement_training` says what
 follows from it, and why ResNet-18's rate is low here. At another rate, say
@@ -39,10 +39,11 @@ from experiments.errors import ExperimentError
 from experiments.models import ModelName
 from experiments.training import make_init, make_loss, make_optimizer
 
-LOSS_TOLERANCE, GRADIENT_TOLERANCE, FLOAT32_TOLERANCE, FLOAT64_TOLERANCE = 1e-5, 1e-4, 1e-3, 1e-6
+LOSS_TOLERANCE, GRADIENT_TOLERANCE, FLOAT32_TOLERANCE = 1e-5, 1e-4, 1e-3
+FLOAT64_TOLERANCES: dict[ModelName, float] = {"net": 1e-9, "resnet18": 1e-6}  # the models that are trained
 GRADIENT_FLOOR = 1e-7
 FLOAT64_RATE = 0.05  # the peak of the schedule: that of `experiments.cifar`
-FLOAT32_RATES: dict[ModelName, float] = {"net": 0.05, "resnet18": 1e-5}  # the models that are trained: see above
+FLOAT32_RATES: dict[ModelName, float] = {"net": 0.05, "resnet18": 1e-5}  # see above
 POLICIES = (
     "everything", "nothing", "dots", "dots_no_batch", "names:*_out", "ops:conv=store,*=recompute", "segments:sqrt",
 )  # fmt: skip
@@ -142,7 +143,7 @@ def training_figures(model: ModelName, steps: int, batch_size: int, learning_rat
     rates = (FLOAT64_RATE, FLOAT32_RATES[model]) if learning_rate is None else (learning_rate, learning_rate)
     double = Training(model, steps, batch_size, rates[0], bits=64)
     single = Training(model, steps, batch_size, rates[1], bits=32)
-    return [_trained(double, FLOAT64_TOLERANCE), _trained(single, FLOAT32_TOLERANCE)]
+    return [_trained(double, FLOAT64_TOLERANCES[model]), _trained(single, FLOAT32_TOLERANCE)]
 
 
 def _trained(training: Training, tolerance: float) -> Figure:

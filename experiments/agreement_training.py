@@ -1,6 +1,6 @@
 """The same training in JAX and in PyTorch: equal initial weights, batches, rates and rounding, and how far the losses part.
 
-In float64 the frameworks must agree to 1e-6 relative, at the rate that training really uses: whatever they did differently (an
+In float64 the frameworks must agree to 1e-9 relative over some steps, at the rate that training really uses: whatever they did differently (an
 epsilon, a padding, the order of weight decay and momentum, a statistic) would show there at once, while rounding takes fifty steps of
 ResNet-18 to grow from 1e-16 to 5e-8. In float32 ResNet-18 cannot: a value
 before a ReLU that is as near to zero as rounding errors falls on either side, and a part of the gradient comes or goes with it. Of

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from jaxremat import compat
+from jaxremat import policy as p
 from jaxremat.choice import Choice
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxremat.fusion import CONTRACTIONS, FUSED
@@ -57,9 +58,12 @@ def _beside(choice: Choice) -> dict[Var, Var]:
 
     The forward pass does not need them, so a compiler would make them in the backward pass, and keep what they are made of
     in their place. Where that is large and not stored anyway, they are made no later than the operand of the next convolution
-    or product that is made of the same.
+    or product that is made of the same. That is for those who ask for each value, plans above all: where a policy stores all
+    that autodiff would keep, as segments do with the last one, the compiler chooses better.
     """
-    graph = choice.graph
+    graph, policy = choice.graph, choice.policy
+    if not isinstance(policy.outer if isinstance(policy, p.Loops) else policy, p.Values):
+        return {}
     large = (v for v in choice.kept if graph.value_of[v].size_bytes > graph.small_bytes)
     masks = [v for v in large if graph.maker[v] not in graph.primal]
     if not masks:

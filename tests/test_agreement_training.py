@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch", reason='needs PyTorch: pip install "torch==
 from experiments import agreement, torch_layers  # noqa: E402
 from experiments.agreement_training import Losses, Training, largest_difference, train_jax, train_torch  # noqa: E402
 
+TOLERANCE = 1e-9  # of a few steps in float64
 SHORT = {
     "net": Training("net", steps=20, batch_size=16, learning_rate=0.05, bits=64),
     "resnet18": Training("resnet18", steps=3, batch_size=2, learning_rate=0.05, bits=64),
@@ -22,8 +23,8 @@ def in_float64(request):
 def test_float64_training_agrees_at_the_rate_of_real_training(in_float64):
     training, ours = in_float64
     theirs = train_torch(training)
-    assert largest_difference(ours, theirs) <= agreement.FLOAT64_TOLERANCE
-    assert theirs.of_first_batch == pytest.approx(ours.of_first_batch, rel=agreement.FLOAT64_TOLERANCE)
+    assert largest_difference(ours, theirs) <= TOLERANCE
+    assert theirs.of_first_batch == pytest.approx(ours.of_first_batch, rel=TOLERANCE)
     assert abs(ours.of_first_batch - ours.of_steps[0]) > 1e-2  # it did train
 
 
@@ -32,7 +33,7 @@ def test_float64_finds_an_epsilon_that_is_a_hundredth_off(in_float64, monkeypatc
     if training.model != "resnet18":
         pytest.skip("one model with batch norm is enough")
     monkeypatch.setattr(torch_layers, "BATCH_NORM_EPSILON", torch_layers.BATCH_NORM_EPSILON * 1.01)
-    assert largest_difference(ours, train_torch(training)) > 10 * agreement.FLOAT64_TOLERANCE
+    assert largest_difference(ours, train_torch(training)) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize(("model", "steps", "batch_size"), [("net", 50, 16), ("resnet18", 4, 4)])
