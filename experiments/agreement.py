@@ -10,10 +10,11 @@ tolerance; 2 with one message for bad input.
 
 The tolerances are relative: 1e-5 for losses, 1e-4 for the norm of each gradient's difference (with an absolute floor for
 gradients that are zero in exact arithmetic, such as those of attention's key biases), and for losses while training 1e-9 in
-float64 (1e-6 for `resnet18`, whose fifty steps amplify rounding 1e8 times) and 1e-3 in float32. Where a value before a ReLU is so near to zero that rounding decides its sign, a gradient jumps by far
-more than rounding; such a batch says nothing about either framework (PyTorch's own float32 and float64 differ by 1e-3 there), so
-the batches here are ones where none is. Training meets such values at every step: `experiments.agreement_training` says what
-follows from it, and why ResNet-18's rate is low here. At another rate, say
+float64 (1e-6 for `resnet18`, whose fifty steps amplify rounding 1e8 times) and 1e-3 in float32. Where a value before a ReLU is
+so near to zero that rounding decides its sign, a gradient jumps by far more than rounding; such a batch says nothing about
+either framework (PyTorch's own float32 and float64 differ by 1e-3 there), so the batches here are ones where none is. Training
+meets such values at every step: `experiments.agreement_training` says what follows from it, and why ResNet-18's rate is low
+here. At another rate, say
 
     python -m experiments.agreement --models resnet18 --policies everything --learning-rate 0.05
 

@@ -1,14 +1,15 @@
 """The same training in JAX and in PyTorch: equal initial weights, batches, rates and rounding, and how far the losses part.
 
-In float64 the frameworks must agree to 1e-9 relative over some steps, at the rate that training really uses: whatever they did differently (an
-epsilon, a padding, the order of weight decay and momentum, a statistic) would show there at once, while rounding takes fifty steps of
-ResNet-18 to grow from 1e-16 to 5e-8. In float32 ResNet-18 cannot: a value
-before a ReLU that is as near to zero as rounding errors falls on either side, and a part of the gradient comes or goes with it. Of
-the 4,456,448 such values of a batch of 8 at the initial weights one does, between PyTorch's float32 and float64: losses are 2e-7 apart
-and gradients 3e-3 (4e-6 with GELU in place of ReLU). The next weights differ by that, more signs flip, and the gradients' difference
-grows with the square root of the weights' difference: 2e-2, 4e-2, 1e-1, 2e-1 where the weights are 6e-6, 3e-5, 3e-4, 6e-4 apart. So at
-the rate of 0.05 float32 losses are 1e-2 off after some ten steps, in either framework. As what parts them is the square of the
-path's length, the float32 comparison of ResNet-18 is made at a rate at which fifty steps stay below the tolerance.
+In float64 the frameworks must agree to 1e-9 relative over some steps, at the rate that training really uses: whatever they did
+differently (an epsilon, a padding, the order of weight decay and momentum, a statistic) would show there at once, while
+rounding takes fifty steps of ResNet-18 to grow from 1e-16 to 5e-8. In float32 ResNet-18 cannot: a value before a ReLU that is
+as near to zero as rounding errors falls on either side, and a part of the gradient comes or goes with it. Of the 4,456,448 such
+values of a batch of 8 at the initial weights one does, between PyTorch's float32 and float64: losses are 2e-7 apart and
+gradients 3e-3 (4e-6 with GELU in place of ReLU). The next weights differ by that, more signs flip, and the gradients'
+difference grows with the square root of the weights' difference: 2e-2, 4e-2, 1e-1, 2e-1 where the weights are 6e-6, 3e-5, 3e-4,
+6e-4 apart. So at the rate of 0.05 float32 losses are 1e-2 off after some ten steps, in either framework. As what parts them is
+the square of the path's length, the float32 comparison of ResNet-18 is made at a rate at which fifty steps stay below the
+tolerance.
 """
 
 from collections.abc import Sequence
