@@ -13,6 +13,7 @@ BENCHES = {
     "harness": "step time of the harness beside a bare jitted loop",
     "kill": "a run that is killed ten times beside an undisturbed one",
     "plan": "the planner at the peak of every common use of jax.checkpoint: which recomputes less",
+    "torch_budget": "torch.compile's memory budget at ten settings: kept, peak and recomputed, beside the planner",
     "ops": "the operations that keep less beside their counterparts: bytes, errors, time",
 }
 
