@@ -11,19 +11,19 @@ operands that compilers prepare in arrays of their own wait for the cotangent. A
 for it: compilers would put it off, and keep what it is made of.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from jaxremat import compat
-from jaxremat import policy as p
 from jaxremat.choice import Choice
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxremat.fusion import CONTRACTIONS, FUSED
-from jaxremat.graph import CONSTANTS, Graph, live, size_bytes
+from jaxremat.fusion import CONTRACTIONS
+from jaxremat.graph import CONSTANTS, live, size_bytes
 from jaxremat.inline import inline, resolve
+from jaxremat.masks import made_beside
 
 # Equations whose operands compilers prepare in arrays of their own (other layouts, padding, indices of maxima), which must wait
 # for the cotangent like what is recomputed: they would be made early or shared with the forward pass, and be kept.
@@ -35,7 +35,7 @@ def forward_program(choice: Choice) -> ClosedJaxpr:
     graph = choice.graph
     outvars = [*graph.outputs, *choice.kept]
     eqns = live(graph.forward, (v for v in outvars if isinstance(v, Var)))
-    beside = _beside(choice)
+    beside = made_beside(choice)
     if not beside:
         return compat.program(graph.inputs, outvars, eqns)
     names = dict[Var, Atom]()
@@ -51,62 +51,6 @@ def forward_program(choice: Choice) -> ClosedJaxpr:
             written.append(gate)
             names.update(zip(pair, gate.outvars))
     return compat.program(graph.inputs, [resolve(v, names) for v in outvars], written)
-
-
-def _beside(choice: Choice) -> dict[Var, Var]:
-    """For stored values that serve derivatives alone, such as masks, the value beside which each is to be made.
-
-    The forward pass does not need them, so a compiler would make them in the backward pass, and keep what they are made of
-    in their place. Where that is large and not stored anyway, they are made no later than the operand of the next convolution
-    or product that is made of the same. That is for those who ask for each value, plans above all: where a policy stores all
-    that autodiff would keep, as segments do with the last one, the compiler chooses better.
-    """
-    graph, policy = choice.graph, choice.policy
-    if not isinstance(policy.outer if isinstance(policy, p.Loops) else policy, p.Values):
-        return {}
-    large = (v for v in choice.kept if graph.value_of[v].size_bytes > graph.small_bytes)
-    masks = [v for v in large if graph.maker[v] not in graph.primal]
-    if not masks:
-        return {}
-    found = dict[Var, Var]()
-    for mask in masks:
-        written = _written_sources(choice, mask)
-        if written and (operand := _next_operand(graph, written)) is not None:
-            found[mask] = operand
-    return found
-
-
-def _written_sources(choice: Choice, var: Var) -> set[Var]:
-    """The large values in memory that a compiler could make a value of element by element, but those that are stored."""
-    graph = choice.graph
-    found = set[Var]()
-    seen = {var}
-    todo = [var]
-    while todo:
-        for source in graph.forward[graph.maker[todo.pop()]].invars:
-            if not isinstance(source, Var) or source not in graph.maker or source in choice.kept or source in seen:
-                continue
-            seen.add(source)
-            if graph.forward[graph.maker[source]].primitive.name in FUSED:
-                todo.append(source)
-            elif graph.value_of[source].size_bytes > graph.small_bytes:
-                found.add(source)
-    return found
-
-
-def _next_operand(graph: Graph, sources: Collection[Var]) -> Var | None:
-    """The first operand of a convolution or product that element-by-element operations make of some of these values."""
-    made = set(sources)
-    for index, eqn in enumerate(graph.forward):
-        if index not in graph.primal:
-            continue
-        read = [v for v in eqn.invars if isinstance(v, Var) and v in made]
-        if eqn.primitive.name in CONTRACTIONS:
-            if read:
-                return read[0]
-        elif read:
-            made.update(eqn.outvars)
-    return None
 
 
 @dataclass(frozen=True)
@@ -229,7 +173,7 @@ class _Writer:
         self._remake([v for v in eqn.invars if isinstance(v, Var) and v not in self.written_at], gate_on, prepares)
         passed = dict[Var, Var]()
         if prepares:
-            passed = self._passed([v for v in eqn.invars if self._is_early(v)], gate_on, eqn)
+            passed = self._passed(self._early(eqn.invars), gate_on, eqn)
         invars = [passed[a] if isinstance(a, Var) and a in passed else self._current(a) for a in eqn.invars]
         self.eqns.append(eqn.replace(invars=invars))
         out = eqn.outvars[0]
@@ -249,13 +193,15 @@ class _Writer:
             self.eqns.append(gate)
             self.names[out], self.names[moving] = gate.outvars
 
-    def _is_early(self, atom: Atom) -> bool:
-        """Says whether an operand is large and has been there since before the gate that is open."""
-        if not isinstance(atom, Var) or atom in self.hosts or not self._is_large(atom):
-            return False
-        if atom in self.large_remade:
-            return self.large_remade[atom] != self.gates
-        return (atom in self.kept or atom in self.inputs) and atom not in self.gate
+    def _early(self, operands: Iterable[Atom]) -> list[Var]:
+        """Those of some operands that are large and have been there since before the gate that is open."""
+        large = (v for v in operands if isinstance(v, Var) and v not in self.hosts and self._is_large(v))
+        return [v for v in large if self._is_stale(v)]
+
+    def _is_stale(self, var: Var) -> bool:
+        if var in self.large_remade:
+            return self.large_remade[var] != self.gates
+        return (var in self.kept or var in self.inputs) and var not in self.gate
 
     def _current(self, atom: Atom) -> Atom:
         """What stands for an operand of a backward equation."""
@@ -305,7 +251,7 @@ class _Writer:
                 self._open(list(frontier), gate_on, eqns[0])
             opened = self.gate
         elif prepares and late and gate_on is not None:
-            opened = self._passed([v for v in frontier if self._is_early(v)], gate_on, eqns[0])
+            opened = self._passed(self._early(frontier), gate_on, eqns[0])
         passing = dict[Var, Var]()  # what is dropped again
         for eqn in eqns:
             gated = {v: opened[v] for v in eqn.invars if isinstance(v, Var) and v in opened and self._is_there(v)}
@@ -445,9 +391,11 @@ def _ends(backward: Sequence[JaxprEqn]) -> dict[Var, Var]:
     for eqn in reversed(backward):
         name, out = eqn.primitive.name, eqn.outvars[0]
         if name in CONTRACTIONS and out not in leading:
-            ends[out] = resolve(out, shown)
-        if name in ("transpose", "reshape") and isinstance(eqn.invars[0], Var):
-            shown[eqn.invars[0]] = out
+            while out in shown:
+                out = shown[out]
+            ends[eqn.outvars[0]] = out
+        if name in ("transpose", "reshape") and isinstance(operand := eqn.invars[0], Var):
+            shown[operand] = out
         if name in CONTRACTIONS or any(v in leading for v in eqn.outvars):
             leading.update(v for v in eqn.invars if isinstance(v, Var))
     return ends

@@ -25,6 +25,7 @@ ORDER = [
     "graph",
     "segments",
     "choice",
+    "masks",
     "rewrite",
     "lint",
     "program",
