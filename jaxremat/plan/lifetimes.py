@@ -87,6 +87,7 @@ class Lifetimes:
             [*self.operations.sizes, *recomputation.extra_sizes],
             there=stored,
             results=self._results,
+            first=self.operations.forward_values,
             written=recomputation.gated,
         )
         work = np.array([operation.work_bytes for operation in recomputation.program] or [0], np.int64)
@@ -134,6 +135,7 @@ class Lifetimes:
             sizes,
             counted=lambda n: n < first or n >= len(self.operations.sizes),
             there=stored,
+            first=first,
             written=recomputation.gated,
             given=given,
         )
@@ -157,7 +159,8 @@ class Lifetimes:
         results: Collection[int],
         kept: Collection[int] = _NOBODY,
     ) -> np.ndarray:
-        live = _live(program, self.operations.sizes, counted=counted, results=results, kept=kept)
+        first = self.operations.forward_values
+        live = _live(program, self.operations.sizes, counted=counted, results=results, kept=kept, first=first)
         return live + np.array([operation.work_bytes for operation in program] or [0], np.int64)
 
 
@@ -262,6 +265,7 @@ def _live(
     there: Collection[int] = _NOBODY,
     results: Collection[int] = _NOBODY,
     kept: Collection[int] = _NOBODY,
+    first: int,
     written: Collection[int] = _NOBODY,
     given: Collection[int] = _NOBODY,
 ) -> np.ndarray:
@@ -274,6 +278,7 @@ def _live(
         there: values that are there from the start, until their last use.
         results: values that live to the end; memory is set aside for them before the program begins.
         kept: values that live to the end from when they are made.
+        first: the least number of the backward pass' own values.
         written: values that are written to memory whoever reads them.
         given: values that are there and do not count.
     """
@@ -290,6 +295,9 @@ def _live(
             elif number in made_of:
                 sources |= made_of[number]
         fused, writes = operation.is_fused, operation.writes
+        if operation.is_sum and sum(first <= n for n in sources) > 1:
+            # Written where it is made, its terms can go: a fusion of ever more terms would keep them all.
+            fused = False
         is_run = not fused or not writes
         for number in writes:
             if not fused or number in whole:

@@ -37,6 +37,7 @@ class Operation:
         is_product: it multiplies element by element.
         multiplies: it is a reduction; one that needs whole arrays multiplies them itself.
         work_bytes: of memory that it needs while it runs, beside what it reads and writes.
+        is_sum: it adds up cotangents.
     """
 
     reads: tuple[int, ...]
@@ -49,6 +50,7 @@ class Operation:
     is_product: bool = False
     multiplies: bool = False
     work_bytes: int = 0
+    is_sum: bool = False
 
     @property
     def flops(self) -> int:
@@ -131,6 +133,7 @@ class Operations:
             moved,
             name in _PRODUCTS,
             name in REDUCTIONS,
+            is_sum=name == "add_any",
         )
 
     @cached_property

@@ -71,7 +71,6 @@ class Segments:
         """Places where few bytes cross, for their surroundings; the narrowest where there are more than can be weighed."""
         operations = self.operations
         places = operations.crossing
-        widths = [sum(operations.sizes[n] for n in place) for place in places]
         wholes = {n for op in operations.forward if op.needs_whole for n in op.reads}
         found = list[int]()
         seen = set[tuple[int, ...]]()
@@ -83,14 +82,21 @@ class Segments:
                 if newest in wholes or not operations.forward[operations.maker[newest]].is_fused:
                     found.append(position)
         most = min(_MOST_WAISTS, max(_FEWEST_WAISTS, _WAISTS_OF_LONGEST * self._longest()))
-        # Of neighbours the wider goes first, so that waists stay spread over the function.
+        # Of neighbours that with more values goes first, such as one inside of a residual block, then the wider, so that waists
+        # stay spread over the function.
         while len(found) > most:
-            edges = [-1, *found, len(places)]
-            relative = [
-                widths[p] / max(1, min(widths[q] for q in found[max(0, i - 1) : i + 2])) for i, p in enumerate(found)
-            ]
-            found.pop(max(range(len(found)), key=lambda i: (relative[i], edges[i] - edges[i + 2])))
+            found.pop(max(range(len(found)), key=lambda i: self._dispensable(found, i)))
         return [-1, *found, len(places) - 1]
+
+    def _dispensable(self, waists: Sequence[int], i: int) -> tuple[bool, float, int]:
+        """What makes one waist less worth keeping than another."""
+        places, size = self.operations.crossing, self.operations.sizes
+        near = waists[max(0, i - 1) : i + 2]
+        counts = [len(places[q]) for q in near]
+        widths = [sum(size[n] for n in places[q]) for q in near]
+        own = min(i, 1)
+        edges = [-1, *waists, len(places)]
+        return counts[own] > min(counts), widths[own] / max(1, min(widths)), edges[i] - edges[i + 2]
 
     def _longest(self) -> int:
         """How many units between neighbouring waists a stretch may have.
