@@ -269,7 +269,8 @@ class TestCompiledChain:
 
     def test_convolutions_stored(self, compiled):
         temp_mebibytes, convolutions, _ = compiled(jaxremat.remat(chain.loss, "ops:conv=store,*=recompute"))
-        assert temp_mebibytes <= 176
+        # 15 convolutions' outputs of 8 MiB, the last one's cotangent, and three arrays while a block is in its backward pass.
+        assert temp_mebibytes <= 8 * 19 + 1
         assert convolutions == 47
 
     @pytest.mark.parametrize(("every", "again", "gflop_limit"), [(2, 8, 65), (3, 11, 69)])

@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from plans import search_of
 from programs import same
 
 import jaxremat
@@ -91,6 +92,26 @@ def test_a_plan_is_never_worse_than_the_standard_policies(of_relu):
         if again < of_relu.recomputed_flops:
             peak = jaxremat.cost(jax.value_and_grad(wrapped), *shapes()).peak_bytes
             assert peak > of_relu.budget_bytes, policy
+
+
+def test_stored_masks_are_kept_in_place_of_what_they_are_made_of():
+    """Of the input's gradient a mask of a byte an element is all that a layer keeps, where each was asked for.
+
+    Without rematerialization the compiler keeps the floats that the masks are made of, four times as much.
+    """
+
+    def loss(x, ws):
+        return relu(ws, x)
+
+    ws, x = shapes()
+    graph = search_of(loss, x, ws).graph
+    masks = [v.position for v in graph.values if v.eqn.primitive.name == "gt"]
+    last = max(v.position for v in graph.values if v.size_bytes == 4 * ROWS * SIDE)
+    stored = jaxremat.parse(f"values:{','.join(map(str, (*masks, last)))}")
+    peak, plain = (jaxremat.cost(jax.value_and_grad(f), x, ws).peak_bytes for f in (jaxremat.remat(loss, stored), loss))
+    floats, bools = DEPTH * 4 * ROWS * SIDE, DEPTH * ROWS * SIDE
+    assert len(masks) == DEPTH
+    assert plain - peak >= 0.5 * (floats - bools)
 
 
 def test_spellings_of_a_budget():

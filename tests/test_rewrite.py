@@ -1,0 +1,92 @@
+"""The barriers of the backward program: what waits for what. Outcomes in compiled memory are in `test_counts` and `test_plan`."""
+
+import jax
+import jax.numpy as jnp
+
+import jaxremat
+from jaxremat import compat
+from jaxremat.rewrite import backward_program
+
+ROWS, SIDE, DEPTH = 1024, 64, 3
+
+
+def dense(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+def convolutions(kernels, x):
+    for kernel in kernels:
+        x = jnp.tanh(
+            jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        )
+    return (x**2).sum()
+
+
+def pooled(w, x):
+    x = jnp.tanh(x @ w)
+    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 1), (2, 1), "VALID")
+    return (x**2).sum()
+
+
+def equations_of(loss, policy, *args):
+    """The backward program's equations, and by what equation each value in it is made."""
+    program, _, _ = jaxremat.remat(loss, policy).program(*args)
+    leaves = len(jax.tree.leaves(args))
+    cut = program.cut((True,) * leaves)
+    closed = backward_program(cut.choice, (False,) * len(cut.choice.graph.outputs)).program
+    made_by = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
+    return closed.jaxpr, made_by
+
+
+def named(jaxpr, name):
+    return [eqn for eqn in jaxpr.eqns if eqn.primitive.name == name]
+
+
+def source(made_by, var):
+    """The equation behind what only shows a value in another order."""
+    while var in made_by and made_by[var].primitive.name in ("transpose", "rev", "reshape"):
+        var = made_by[var].invars[0]
+    return made_by.get(var)
+
+
+def shapes(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_what_follows_the_gradient_of_a_weight_waits_for_it():
+    """Each layer: the weight's gradient and the cotangent pass a barrier, and the product for the layer before reads that."""
+    args = [shapes(SIDE, SIDE)] * DEPTH, shapes(ROWS, SIDE)
+    jaxpr, made_by = equations_of(dense, "dots", *args)
+    weights = [v for v in jaxpr.outvars if v.aval.shape == (SIDE, SIDE)]
+    assert len(weights) == DEPTH
+    cotangents = [eqn for eqn in named(jaxpr, "dot_general") if eqn.outvars[0].aval.shape == (ROWS, SIDE)]
+    # One for every layer, the first included, as the input's gradient is wanted too.
+    read = {id(made_by.get(v)) for eqn in cotangents for v in eqn.invars if isinstance(v, compat.Var)}
+    for weight in weights:
+        barrier = made_by[weight]
+        assert barrier.primitive.name == "optimization_barrier"
+        assert len(barrier.outvars) == 2
+        assert id(barrier) in read
+    assert len(cotangents) == DEPTH
+
+
+def test_kernels_wait_for_the_cotangent():
+    """The kernel that the gradient of a convolution's input reads, reversed, comes from behind a barrier."""
+    side, channels = 32, 256  # 2.25 MiB a kernel: not small
+    args = [shapes(3, 3, channels, channels)] * 2, shapes(2, side, side, channels)
+    jaxpr, made_by = equations_of(convolutions, "dots", *args)
+    reversed_kernels = [eqn.invars[0] for eqn in named(jaxpr, "rev")]
+    assert len(reversed_kernels) == 2
+    assert {made_by[v].primitive.name for v in reversed_kernels} == {"optimization_barrier"}
+
+
+def test_what_a_maximum_was_taken_of_waits_for_the_cotangent():
+    """Compilers make arrays of indices from it, four times the size of the result."""
+    args = shapes(SIDE, SIDE), shapes(ROWS * 8, SIDE)
+    jaxpr, made_by = equations_of(pooled, "ops:*=store", *args)
+    (scatter,) = named(jaxpr, "select_and_scatter_add")
+    operand = scatter.invars[1]
+    assert operand.aval.shape == (ROWS * 8, SIDE)
+    assert source(made_by, operand).primitive.name == "optimization_barrier"

@@ -1,0 +1,46 @@
+"""Where the planner cuts a function, and what the backward pass' own values need there."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from plans import search_of
+
+from jaxremat.plan import segments
+from jaxremat.plan.segments import Segments
+
+ROWS, SIDE = 256, 32
+UNIT = ROWS * SIDE * 4
+
+
+def bottlenecks(blocks, x):
+    """Residual blocks whose branch is a quarter as wide inside."""
+    for narrow, wide in blocks:
+        x = jnp.tanh(x + jnp.tanh(x @ narrow) @ wide)
+    return (x**2).sum()
+
+
+def arguments(depth):
+    block = (jax.ShapeDtypeStruct((SIDE, SIDE // 4), jnp.float32), jax.ShapeDtypeStruct((SIDE // 4, SIDE), jnp.float32))
+    return [block] * depth, jax.ShapeDtypeStruct((ROWS, SIDE), jnp.float32)
+
+
+def test_ends_of_residual_blocks_stay_waists(monkeypatch):
+    """Inside of a block its input crosses too: two values, where at its end it is one."""
+    depth = 8
+    search = search_of(bottlenecks, *arguments(depth), argnums=(0, 1), platform="gpu")
+    crossing = search.operations.crossing
+    all_waists = search.segments.waists
+    monkeypatch.setattr(segments, "_MOST_WAISTS", depth + 2)
+    few = Segments(search.lifetimes, search.sets, lambda operation: operation.flops).waists
+    ends = [w for w in all_waists[1:-1] if len(crossing[w]) == 1]
+    assert len(few) < len(all_waists)
+    assert len(ends) >= depth - 1
+    assert {len(crossing[w]) for w in few[1:-1]} == {1}
+
+
+@pytest.mark.parametrize("depth", [4, 8])
+def test_the_cotangents_of_residual_blocks_do_not_add_up(depth):
+    """Each sum is written, so that at most the sum, a product for the next and what is added to it are there."""
+    lifetimes = search_of(bottlenecks, *arguments(depth), argnums=0, platform="gpu").lifetimes
+    gradients = depth * 2 * SIDE * SIDE // 4 * 4
+    assert lifetimes.own_bytes.max() <= gradients + 3 * UNIT + UNIT // 4
