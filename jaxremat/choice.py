@@ -8,10 +8,11 @@ Small values (statistics, keys, scalars) are stored under every policy but `valu
 chain one block's recomputation to the next.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from jaxremat import policy as p
 from jaxremat.compat import Atom, Var, primitive_names
@@ -147,6 +148,9 @@ _EXACT_NAMES = """
 _EXACT = frozenset(_EXACT_NAMES.split())
 
 
+_small_of = WeakKeyDictionary[Graph, frozenset[Var]]()
+
+
 def small_worth_storing(graph: Graph) -> frozenset[Var]:
     """Returns small values made from large ones, such as sums over a batch, that drag no large one into the forward pass.
 
@@ -154,7 +158,12 @@ def small_worth_storing(graph: Graph) -> frozenset[Var]:
     with its reader rounds as it would without rematerialization. Sums and approximated functions (`exp`, `rsqrt`) are the
     exception: compilers round them one way in a vector and another way alone, so they are taken from the forward pass.
     """
-    cheap = set[Var]()
+    if graph not in _small_of:
+        _small_of[graph] = frozenset(_small(graph))
+    return _small_of[graph]
+
+
+def _small(graph: Graph) -> Iterator[Var]:
     for value in graph.values:
         if not 0 < value.size_bytes <= graph.small_bytes or graph.root(value.var) is not value.var:
             continue
@@ -163,8 +172,7 @@ def small_worth_storing(graph: Graph) -> frozenset[Var]:
         worth |= value.eqn.primitive.name not in _EXACT
         in_forward_pass = value.index in graph.primal or all(graph.maker[v] in graph.primal for v in made)
         if worth and in_forward_pass:
-            cheap.add(value.var)
-    return frozenset(cheap)
+            yield value.var
 
 
 def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var, Mark]:

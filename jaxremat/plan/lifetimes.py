@@ -148,8 +148,14 @@ class Lifetimes:
         for time in window:
             operation = self.operations.backward[time]
             if operation.reads or operation.writes:
-                recomputation.run(time, operation)
+                recomputation.run(time, operation, self._wants[time])
         return recomputation
+
+    @cached_property
+    def _wants(self) -> list[tuple[int, ...]]:
+        """For every backward operation the forward values that it reads."""
+        first = self.operations.forward_values
+        return [tuple(n for n in operation.reads if n < first) for operation in self.operations.backward]
 
     def _live(
         self,
@@ -188,10 +194,9 @@ class _Recomputation:
         self._there = set(self._starts)
         self._gate = set[int]()
 
-    def run(self, time: int, operation: Operation) -> None:
-        """Adds a backward operation and the recomputation that it needs."""
-        first = self._operations.forward_values
-        wanted = [n for n in operation.reads if n < first and n not in self._there]
+    def run(self, time: int, operation: Operation, wants: Sequence[int]) -> None:
+        """Adds a backward operation and the recomputation of the forward values that it wants."""
+        wanted = [n for n in wants if n not in self._there]
         if wanted:
             missing, frontier = self._missing(wanted)
             while self._again and (steps := self._steps(missing, wanted)):

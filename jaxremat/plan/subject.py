@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxremat import policy as p
 from jaxremat.arguments import name_of
-from jaxremat.choice import Choice
+from jaxremat.choice import Choice, choose
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
 from jaxremat.flops import FlopCount, count_equation
@@ -64,7 +64,9 @@ class Subject:
         Raises:
             PolicyError: the policy cannot be applied.
         """
-        return self._program(policy).cut(self._flags)
+        if self.scans:
+            return self._program(policy).cut(self._flags)
+        return Cut(choose(self.graph, policy), ())  # nothing is decided inside of it, so one trace serves all
 
     def _program(self, policy: p.Policy) -> Program:
         return Program(self.function, self._closed_over, policy, is_inside=True)
@@ -92,6 +94,7 @@ class Picture:
         work = [picture.work_bytes for times, picture in self.inside if times > 1]
         self.operations = Operations(self.graph, platform != "cpu", work)
         self.lifetimes = Lifetimes(self.operations)
+        self._counts = dict[int, FlopCount]()
 
     @property
     def work_bytes(self) -> int:
@@ -121,11 +124,16 @@ class Picture:
             runs.remove(index)
         return runs
 
+    def _count(self, index: int) -> FlopCount:
+        if index not in self._counts:
+            self._counts[index] = count_equation(self.graph.forward[index])
+        return self._counts[index]
+
     def recomputed(self, choice: Choice) -> FlopCount:
         """Returns what the backward pass computes again under a choice from this graph, the bodies included."""
         total = FlopCount()
         for index in self._runs_again(choice):
-            total += count_equation(self.graph.forward[index])
+            total += self._count(index)
         for times, picture in self.inside:
             total += picture.recomputed(picture.choice).times(times)
         return total
