@@ -41,7 +41,13 @@ class Profile:
 
 
 class Lifetimes:
-    """Finds the bytes in use under stored sets of one graph."""
+    """Finds the bytes in use under stored sets of one graph.
+
+    Attributes:
+        operations: the graph in numbers.
+        input_bytes: of the function's inputs.
+        fixed_bytes: these and the gradients that are small, for which memory is set aside as for all: in use whatever is stored.
+    """
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
@@ -51,6 +57,9 @@ class Lifetimes:
         self._results = {n for n in results if n is not None}
         outs = [operations.number(v) for v in graph.outputs if isinstance(v, Var)]
         self._outputs = {n for n in outs if n is not None}
+        gradients = sum(size_bytes(g.aval) for g in graph.gradients if isinstance(g, Var))
+        large = sum(operations.sizes[n] for n in self._results)
+        self.fixed_bytes = self.input_bytes + max(0, gradients - large)
 
     @cached_property
     def own_bytes(self) -> np.ndarray:
@@ -72,7 +81,7 @@ class Lifetimes:
         """Returns the most bytes in use where nothing is recomputed but what the compiler recomputes by fusion."""
         together = [*self.operations.forward, *self.operations.backward]
         live = self._live(together, results=self._results | self._outputs)
-        return self.input_bytes + int(live.max(initial=0))
+        return self.fixed_bytes + int(live.max(initial=0))
 
     def peak_bytes(self, stored: Collection[int], again: Mapping[int, int] = _NO_LEVELS) -> int:
         """Returns the most bytes in use in forward and backward pass.
@@ -91,7 +100,7 @@ class Lifetimes:
             written=recomputation.gated,
         )
         work = np.array([operation.work_bytes for operation in recomputation.program] or [0], np.int64)
-        return self.input_bytes + max(self._forward_peak(stored), int((live + work).max(initial=0)))
+        return self.fixed_bytes + max(self._forward_peak(stored), int((live + work).max(initial=0)))
 
     def _forward_peak(self, stored: Collection[int]) -> int:
         """The forward pass under a stored set; what is stored lives to the end."""
@@ -300,9 +309,10 @@ def _live(
             elif number in made_of:
                 sources |= made_of[number]
         fused, writes = operation.is_fused, operation.writes
-        if operation.is_sum and sum(first <= n for n in sources) > 1:
+        if operation.is_sum:
             # Written where it is made, its terms can go: a fusion of ever more terms would keep them all.
-            fused = False
+            own = sum(first <= n for n in sources)
+            fused = own < 2 if own else len(sources) < 2
         is_run = not fused or not writes
         for number in writes:
             if not fused or number in whole:

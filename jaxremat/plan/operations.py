@@ -37,7 +37,7 @@ class Operation:
         is_product: it multiplies element by element.
         multiplies: it is a reduction; one that needs whole arrays multiplies them itself.
         work_bytes: of memory that it needs while it runs, beside what it reads and writes.
-        is_sum: it adds up cotangents.
+        is_sum: it adds up cotangents, or a residual branch and its input, to which others are added in turn.
     """
 
     reads: tuple[int, ...]
@@ -93,6 +93,8 @@ class Operations:
         # What serves derivatives alone runs once, in the forward pass or in the backward pass: it costs nothing more there.
         free = {"contraction_flops": 0, "elementwise_flops": 0, "moved_bytes": 0}
         self.forward = [op if i in graph.primal else replace(op, **free) for i, op in enumerate(operations)]
+        for position in self._residual_sums():
+            self.forward[position] = replace(self.forward[position], is_sum=True)
         for eqn in graph.backward:
             for var in eqn.outvars:
                 size = size_bytes(var.aval)
@@ -103,6 +105,16 @@ class Operations:
         loops = [i for i, eqn in enumerate(graph.backward) if eqn.primitive.name == "scan"]
         for position, work_bytes in zip(reversed(loops), work):
             self.backward[position] = replace(self.backward[position], work_bytes=work_bytes)
+
+    def _residual_sums(self) -> list[int]:
+        """The positions of forward sums of two large values that another such sum reads."""
+        sums = [
+            i
+            for i, eqn in enumerate(self.graph.forward)
+            if eqn.primitive.name == "add" and i in self.graph.primal and len(self.forward[i].reads) > 1
+        ]
+        read = {n for i in sums for n in self.forward[i].reads}
+        return [i for i in sums if not read.isdisjoint(self.forward[i].writes)]
 
     def _add(self, var: Var, size: int) -> None:
         self._number[var] = len(self.variables)

@@ -57,13 +57,13 @@ class Search:
     @cached_property
     def knapsack(self) -> Knapsack:
         """The best mixtures of stretches; made when first asked for."""
-        most = int(_TO * self.lifetimes.without_remat()) - self.lifetimes.input_bytes
+        most = int(_TO * self.lifetimes.without_remat()) - self.lifetimes.fixed_bytes
         return Knapsack(self.segments.stretches, len(self.segments.waists), most)
 
     @cached_property
     def nesting(self) -> Nesting:
         """The stretches on several levels; made when first asked for."""
-        return Nesting(self.segments, self._cost, self.lifetimes.without_remat() - self.lifetimes.input_bytes)
+        return Nesting(self.segments, self._cost, self.lifetimes.without_remat() - self.lifetimes.fixed_bytes)
 
     @cached_property
     def forward_contractions(self) -> int:
@@ -118,7 +118,7 @@ class Search:
 
     def _mixture(self, limit_bytes: int) -> Candidate | None:
         """What the programme over stretches finds under a limit."""
-        stored = self.knapsack.best(limit_bytes * self._chips - self.lifetimes.input_bytes)
+        stored = self.knapsack.best(limit_bytes * self._chips - self.lifetimes.fixed_bytes)
         return None if stored is None else self._known_of(stored, ())
 
     def _known_of(self, stored: frozenset[int], again: tuple[frozenset[int], ...]) -> Candidate:
@@ -128,7 +128,7 @@ class Search:
 
     def _nested(self, limit_bytes: int) -> Candidate | None:
         """What several levels find under a limit."""
-        levels = self.nesting.best(limit_bytes * self._chips - self.lifetimes.input_bytes)
+        levels = self.nesting.best(limit_bytes * self._chips - self.lifetimes.fixed_bytes)
         return None if levels is None else self._known_of(levels[0], tuple(levels[1:]))
 
     def of_stored(self, numbers: Iterable[int], again: Sequence[Iterable[int]] = ()) -> Candidate:

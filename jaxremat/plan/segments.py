@@ -79,7 +79,8 @@ class Segments:
                 seen.add(place)
                 newest = place[-1]
                 # What is fused is stored in place of what it is made from only where it is written anyway.
-                if newest in wholes or not operations.forward[operations.maker[newest]].is_fused:
+                maker = operations.forward[operations.maker[newest]]
+                if newest in wholes or maker.is_sum or not maker.is_fused:
                     found.append(position)
         most = min(_MOST_WAISTS, max(_FEWEST_WAISTS, _WAISTS_OF_LONGEST * self._longest()))
         # Of neighbours that with more values goes first, such as one inside of a residual block, then the wider, so that waists
