@@ -77,7 +77,7 @@ def test_a_plan_within_its_budget():
 def test_plans_of_all_kinds_of_scans(loss):
     """By the model alone: what is recomputed is what the plan says, and gradients stay."""
     # Inside of a nested scan's inner body nothing is decided, so that less can be saved.
-    budget = "80%" if loss is nested else "70%"
+    budget = "85%" if loss is nested else "75%"
     found = jaxremat.plan(loss, *shapes(), budget=budget, compile=False)
     assert found.predicted_bytes <= found.budget_bytes
     wrapped = jaxremat.remat(loss, found)
@@ -150,7 +150,7 @@ def test_loops_that_are_none(policy):
 
 
 def test_a_scan_of_other_length_is_another_program():
-    found = jaxremat.plan(scanned, *shapes(), budget="60%", compile=False)
+    found = jaxremat.plan(scanned, *shapes(), budget="75%", compile=False)
     ws, x = arguments()
     with pytest.raises(jaxremat.PolicyError):
         jax.grad(jaxremat.remat(scanned, found))(ws[:, :, :8] @ ws[:, :8], x[:4])
@@ -158,5 +158,5 @@ def test_a_scan_of_other_length_is_another_program():
 
 def test_bodies_are_compiled_once_each():
     """A planned scan stays a scan: its body is in the program once for the forward and once for the backward pass."""
-    found = jaxremat.plan(scanned, *shapes(), budget="70%", compile=False)
+    found = jaxremat.plan(scanned, *shapes(), budget="75%", compile=False)
     assert counts(jax.grad(jaxremat.remat(scanned, found)), *arguments())["dot_general"] <= 4
