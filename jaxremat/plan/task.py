@@ -78,7 +78,11 @@ def standard(search: Search) -> list[Candidate]:
     found = list[Candidate]()
     names = any(labels.names for labels in search.graph.labels.values())
     segments = (f"segments:{count}" for count in _SEGMENTS)
-    for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *(["names:*"] if names else [])):
+    scans = search.subject.scans
+    # What is commonly done: the body of a scan is rematerialized, and the function round it is not.
+    bodies = [f"loops:everything{f'|{body}' * scans}" for body in ("dots", "nothing")] if scans else []
+    more = ["names:*"] if names else []
+    for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *bodies, *more):
         try:
             found.append(search.of_policy(parse(spelling)))
         except PolicyError:  # segments of a function that cannot be cut
