@@ -174,12 +174,14 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
             asked = (low + high) // 2
     # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
     beyond = min((v.peak_bytes - v.candidate.predicted_bytes for v in verdicts), default=0)
-    others = [c for c in standard(search) if c.predicted_bytes + min(beyond, 0) <= limit or not judge.compiles]
+    known = standard(search)
+    others = [c for c in known if c.predicted_bytes + min(beyond, 0) <= limit or not judge.compiles]
     for candidate in others:
         if (fit := best_fit()) is None or candidate.order < fit.candidate.order:
             ask(candidate)
     if best_fit() is None:
-        ask(search.leanest())
+        for candidate in (search.leanest(), *sorted(known, key=lambda c: c.predicted_bytes)[:1]):
+            ask(candidate)
     return best_fit() or min((baseline, *verdicts), key=lambda v: v.peak_bytes), seconds
 
 
