@@ -224,8 +224,8 @@ def test_what_fails_is_a_row(tiny, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--nets", "tinny"), "--nets takes tiny; got 'tinny'. Did you mean 'tiny'"),
-        (("--nets", "tiny:0"), "as in tiny:32; got 'tiny:0'"),
+        (("--targets", "local", "--nets", "tinny"), "--nets takes tiny; got 'tinny'. Did you mean 'tiny'"),
+        (("--targets", "local", "--nets", "tiny:0"), "as in tiny:32; got 'tiny:0'"),
         (("--nets", "tiny", "--targets", "h10"), "Did you mean 'h100'"),
         (("--nets", "tiny", "--targets", "v5e:2x2"), "on one chip, as in v5e; got 'v5e:2x2'"),
         ((*ARGUMENTS[:4], "--competitors", "per block: dot"), "Did you mean 'per block: dots'"),
