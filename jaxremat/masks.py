@@ -22,8 +22,6 @@ def made_beside(choice: Choice) -> dict[Var, Var]:
         return {}
     large = (v for v in choice.kept if graph.value_of[v].size_bytes > graph.small_bytes)
     masks = [v for v in large if graph.maker[v] not in graph.primal]
-    if not masks:
-        return {}
     found = dict[Var, Var]()
     for mask in masks:
         written = _written_sources(choice, mask)

@@ -265,8 +265,7 @@ class _Writer:
                 passing.update((v, new) for v, new in zip(eqn.outvars, outvars) if v not in only)
             remade = [v for v, is_there in zip(eqn.outvars, there) if not is_there]
             self.remade.update(remade)
-            large = (v for v in remade if size_bytes(v.aval) > self.graph.small_bytes)
-            self.large_remade.update(dict.fromkeys(large, self.gates))
+            self.large_remade.update(dict.fromkeys(filter(self._is_large, remade), self.gates))
 
     def _is_there(self, var: Var) -> bool:
         return var in self.kept or var in self.inputs or (var in self.again and var in self.remade)
