@@ -26,6 +26,10 @@ def measure(executable: Any, memory: Any, hlo_text: str) -> dict[str, Any]:
     """
     figures: dict[str, Any] = {ours: getattr(memory, theirs) for ours, theirs in MEMORY_FIGURES.items()}
     figures["host_bytes"] = sum(getattr(memory, name) for name in HOST_FIGURES) - memory.host_alias_size_in_bytes
+    if memory.host_temp_size_in_bytes:
+        # The compiler's peak is that of its largest heap, be it the host's; the device has no more than what is allotted there.
+        allotted = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+        figures["peak_bytes"] = min(figures["peak_bytes"], allotted - memory.alias_size_in_bytes)
     try:
         analysis = executable.cost_analysis() or {}
     except Exception:  # a JaxRuntimeError "UNIMPLEMENTED" for GPUs that are not attached

@@ -31,9 +31,11 @@ from jaxremat.labels import Labels, labels_of
 _VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient"})
 # Equations that write the same value everywhere, or count: a compiler never stores their output.
 CONSTANTS = frozenset({"broadcast_in_dim", "iota"})
-# A value below this part of the largest one, or of a few bytes, counts as small: statistics, keys, scalars.
+# A value below this part of a large one, or of a few bytes, counts as small: statistics, keys, scalars. Large are those that
+# so many in a hundred do not exceed: the very largest may be a few logits over a vocabulary, or what a scan stacks.
 _SMALL_FRACTION = 128
 _SMALL_BYTES = 16
+_LARGE_PERCENTILE = 90
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +152,9 @@ class Graph:
     @cached_property
     def small_bytes(self) -> int:
         """The size up to which a value counts as small: statistics, keys and scalars, which are always worth storing."""
-        largest = max((value.size_bytes for value in self.values), default=0)
-        return max(_SMALL_BYTES, largest // _SMALL_FRACTION)
+        sizes = sorted(value.size_bytes for value in self.values)
+        large = sizes[(len(sizes) * _LARGE_PERCENTILE - 1) // 100] if sizes else 0
+        return max(_SMALL_BYTES, large // _SMALL_FRACTION)
 
     def root(self, atom: Atom) -> Atom:
         """Returns the value that `atom` is a view of; itself where it is none."""

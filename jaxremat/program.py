@@ -28,21 +28,25 @@ from jaxremat.rewrite import Backward, backward_program, forward_program
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A choice made true: the two programs, for one set of inputs whose gradients are asked for."""
+    """A choice made true: the two programs, for one set of inputs whose gradients are asked for.
+
+    `is_body` says whether they run inside of a loop.
+    """
 
     choice: Choice
     inner: Sequence["Program"]
+    is_body: bool = False
     _backward: dict[tuple[bool, ...], tuple[Backward, Callable[..., Any]]] = field(default_factory=dict)
 
     @cached_property
     def forward(self) -> Callable[..., list[Any]]:
         """Runs inputs -> [outputs, stored values]."""
-        return runner(forward_program(self.choice), "remat_forward")
+        return runner(forward_program(self.choice, self.is_body), "remat_forward")
 
     def backward(self, zero: tuple[bool, ...]) -> tuple[Backward, Callable[..., list[Any]]]:
         """Returns the backward program for these zero cotangents, and what runs it."""
         if zero not in self._backward:
-            program = backward_program(self.choice, zero)
+            program = backward_program(self.choice, zero, self.is_body)
             self._backward[zero] = program, runner(program.program, "remat_backward")
         return self._backward[zero]
 
@@ -101,7 +105,7 @@ class Program:
         """Returns the cut for the inputs whose gradients are asked for; traced once."""
         if perturbed not in self.cuts:
             graph, inner = self._traced(perturbed)
-            cut = Cut(choose(graph, self._policy_for(graph)), inner)
+            cut = Cut(choose(graph, self._policy_for(graph)), inner, self.times > 1)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
                 for message in waste(cut.choice, cut.inside()):
@@ -134,10 +138,6 @@ class Program:
         values = [i.value for i in inputs]
         outs = cut.forward(*values, *graph.constants)
         outs, stored = outs[: len(graph.outputs)], outs[len(graph.outputs) :]
-        stored = [
-            jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device) if mark.host else x
-            for x, mark in zip(stored, cut.choice.kept.values())
-        ]
         # Only inputs that some backward pass can read are kept; JAX hands them on without a copy.
         read = cut.choice.inputs_read
         return outs, _Residuals([*stored, *(x if v in read else None for v, x in zip(graph.inputs, values))], cut)

@@ -6,9 +6,10 @@ which that equation reads. So no compiler can merge the recomputation with the f
 or start it before the backward pass has come that far. One barrier opens as much as the choice allows: it stays open until
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
 
-Two more kinds of barriers hold the compiler to the order in which memory was meant to be freed. A convolution's kernel and other
-operands that compilers prepare in arrays of their own wait for the cotangent. And what follows the gradient of a weight waits
-for it: compilers would put it off, and keep what it is made of.
+More kinds of barriers hold the compiler to the order in which memory was meant to be freed. In the forward pass what goes to the
+host has gone when the next such value is made: compilers would copy it as late as they can. A convolution's kernel and other
+operands that compilers prepare in arrays of their own wait for the cotangent. And what follows the gradient of a weight or bias
+waits for it: compilers would put it off, and keep what it is made of.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,29 +29,55 @@ from jaxremat.masks import made_beside
 # Equations whose operands compilers prepare in arrays of their own (other layouts, padding, indices of maxima), which must wait
 # for the cotangent like what is recomputed: they would be made early or shared with the forward pass, and be kept.
 _PREPARE = frozenset(("conv_general_dilated", "select_and_scatter_add"))
+# Equations that a bias gets its gradient from.
+_SUMS = frozenset(("reduce_sum",))
 
 
-def forward_program(choice: Choice) -> ClosedJaxpr:
-    """Returns the program inputs -> (outputs, stored values)."""
+def forward_program(choice: Choice, is_body: bool = False) -> ClosedJaxpr:
+    """Returns the program inputs -> (outputs, stored values).
+
+    Args:
+        choice: what is stored.
+        is_body: whether it runs inside of a loop, which ends each step with copying to the host what goes there.
+    """
     graph = choice.graph
     outvars = [*graph.outputs, *choice.kept]
     eqns = live(graph.forward, (v for v in outvars if isinstance(v, Var)))
     beside = made_beside(choice)
-    if not beside:
+    on_host = {var for var, mark in choice.kept.items() if mark.host}
+    if not beside and not on_host:
         return compat.program(graph.inputs, outvars, eqns)
     names = dict[Var, Atom]()
     written = list[JaxprEqn]()
+
+    def wait(var: Var, other: Var, like: JaxprEqn) -> Var:
+        """Has what follows one value wait for another; returns the other as it is from then on."""
+        now = resolve(var, names)
+        if not isinstance(now, Var) or compat.varying_axes(now.aval) != compat.varying_axes(other.aval):
+            return other
+        gate = compat.barrier([other, now], like)
+        written.append(gate)
+        other, names[var] = gate.outvars
+        return other
+
     made = set[Var]()
     waiting = dict(beside)
+    copies = dict[Var, Var]()
+    last: Var | None = None  # what was last copied to the host
     for eqn in eqns:
         written.append(eqn.replace(invars=[resolve(atom, names) for atom in eqn.invars]))
         made.update(eqn.outvars)
         for mask in [m for m, v in waiting.items() if m in made and v in made]:
-            pair = [mask, waiting.pop(mask)]
-            gate = compat.barrier([v for v in (resolve(v, names) for v in pair) if isinstance(v, Var)], eqn)
-            written.append(gate)
-            names.update(zip(pair, gate.outvars))
-    return compat.program(graph.inputs, [resolve(v, names) for v in outvars], written)
+            operand = waiting.pop(mask)
+            names[mask] = wait(operand, mask, eqn)
+        for var in [v for v in eqn.outvars if v in on_host]:
+            if last is not None and not is_body:
+                copies[last] = wait(var, copies[last], eqn)
+            copying, copies[var] = _traced(_to_host, names.get(var, var))
+            written += copying
+            last = var
+    stored = (copies[v] if v in copies else resolve(v, names) for v in choice.kept)
+    return compat.program(graph.inputs, [*(resolve(v, names) for v in graph.outputs), *stored], written)
 
 
 @dataclass(frozen=True)
@@ -70,16 +97,17 @@ class Backward:
     gradients: Sequence[int]
 
 
-def backward_program(choice: Choice, zero: Sequence[bool]) -> Backward:
+def backward_program(choice: Choice, zero: Sequence[bool], is_body: bool = False) -> Backward:
     """Returns the program that computes gradients from stored values.
 
     Args:
         choice: what is stored.
+        is_body: whether it runs inside of a loop.
         zero: for every output whether its cotangent is known to be zero. Backward equations that only see zeros are
             left out, with the recomputation that they alone would need.
     """
     graph = choice.graph
-    writer = _Writer(choice, {ct for ct, z in zip(graph.cotangents, zero) if ct is not None and z})
+    writer = _Writer(choice, {ct for ct, z in zip(graph.cotangents, zero) if ct is not None and z}, is_body)
     for index, eqn in enumerate(graph.backward):
         if index not in graph.late:
             writer.write(eqn)
@@ -99,9 +127,9 @@ def backward_program(choice: Choice, zero: Sequence[bool]) -> Backward:
 class _Writer:
     """Writes the backward equations in order, and before each the recomputation that it needs."""
 
-    def __init__(self, choice: Choice, zeros: Collection[Var]) -> None:
+    def __init__(self, choice: Choice, zeros: Collection[Var], is_body: bool) -> None:
         graph = choice.graph
-        self.graph, self.kept = graph, choice.kept
+        self.graph, self.kept, self.is_body = graph, choice.kept, is_body
         self.eqns = list[JaxprEqn]()
         self.inputs = set(graph.inputs)
         self.late_maker = {v: i for i in graph.late for v in graph.backward[i].outvars}
@@ -177,10 +205,21 @@ class _Writer:
         invars = [passed[a] if isinstance(a, Var) and a in passed else self._current(a) for a in eqn.invars]
         self.eqns.append(eqn.replace(invars=invars))
         out = eqn.outvars[0]
-        if out in self.ends and any(self._is_large(v) and v not in self.written_at for v in eqn.invars):
+        if out in self.ends and self._frees(eqn):
             self.finishing[self.ends[out]] = gate_on
         if out in self.finishing:
             self._finish(eqn, self.finishing[out])
+
+    def _frees(self, eqn: JaxprEqn) -> bool:
+        """Says whether it pays to compute the gradient of a weight or bias at once, as something that it reads can go then.
+
+        In the body of a loop it is added to those of other steps at the end alone, and takes memory of its own until then.
+        """
+        read = [v for v in eqn.invars if isinstance(v, Var)]
+        if eqn.primitive.name in _SUMS:  # of a cotangent, which its partial sums would outlive
+            return any(map(self._is_large, read))
+        least = size_bytes(eqn.outvars[0].aval) if self.is_body else 0
+        return any(size_bytes(v.aval) > least for v in read if v not in self.written_at)
 
     def _is_large(self, atom: Atom) -> bool:
         return isinstance(atom, Var) and size_bytes(atom.aval) > self.graph.small_bytes
@@ -346,14 +385,11 @@ class _Writer:
 
     def _varied(self, var: Var, axes: Collection[str]) -> Var:
         """A cotangent as it enters a barrier beside values that differ over more axes of a mesh."""
-        return self._traced(lambda x: jax.lax.pcast(x, tuple(sorted(axes)), to="varying"), var)
+        return self._add(lambda x: jax.lax.pcast(x, tuple(sorted(axes)), to="varying"), var)
 
-    def _traced(self, function: Callable[[Any], Any], operand: Var) -> Var:
+    def _add(self, function: Callable[[Any], Any], operand: Var) -> Var:
         """Writes the equations of a function of one value; returns its result."""
-        traced = jax.make_jaxpr(function)(operand.aval).jaxpr
-        eqns, names = inline(traced.eqns, {traced.invars[0]: operand})
-        out = resolve(traced.outvars[0], names)
-        assert isinstance(out, Var)
+        eqns, out = _traced(function, operand)
         self.eqns += eqns
         return out
 
@@ -375,21 +411,38 @@ class _Writer:
             gate = compat.barrier([host, moving], like)
             self.eqns.append(gate)
             host, self.names[moving] = gate.outvars[0], gate.outvars[1]
-        space = jax.memory.Space
-        self.fetched[var] = self._traced(lambda x: jax.device_put(x, space.Device, src=space.Host), host)
+        self.fetched[var] = self._add(_from_host, host)
+
+
+def _traced(function: Callable[[Any], Any], operand: Atom) -> tuple[Sequence[JaxprEqn], Var]:
+    """Returns the equations of a function of one value, and its result."""
+    traced = jax.make_jaxpr(function)(operand.aval).jaxpr
+    eqns, names = inline(traced.eqns, {traced.invars[0]: operand})
+    out = resolve(traced.outvars[0], names)
+    assert isinstance(out, Var)
+    return eqns, out
+
+
+def _to_host(x: Any) -> Any:
+    return jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device)
+
+
+def _from_host(x: Any) -> Any:
+    return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)
 
 
 def _ends(backward: Sequence[JaxprEqn]) -> dict[Var, Var]:
-    """The results of convolutions and products that no further one depends on, gradients of weights, and how they leave.
+    """The results of convolutions, products and sums that no further product depends on, gradients of weights and biases.
 
-    A compiler may write a result in another layout at once, as long as nothing stands between.
+    For each of them the value as which it leaves: a compiler may write a result in another layout at once, as long as nothing
+    stands between.
     """
     leading = set[Var]()  # values that some convolution or product depends on
     shown = dict[Var, Var]()  # for what is transposed or reshaped, the result
     ends = dict[Var, Var]()
     for eqn in reversed(backward):
         name, out = eqn.primitive.name, eqn.outvars[0]
-        if name in CONTRACTIONS and out not in leading:
+        if name in (*CONTRACTIONS, *_SUMS) and out not in leading:
             while out in shown:
                 out = shown[out]
             ends[eqn.outvars[0]] = out

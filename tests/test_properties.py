@@ -141,8 +141,8 @@ def check(f, policy):
     assert len(made_forward) == len(choice.recomputed)
     barriers = sum(eqn.primitive.name == "optimization_barrier" for eqn in backward.program.jaxpr.eqns)
     own_barriers = sum(eqn.primitive.name == "optimization_barrier" for eqn in (*graph.backward, *graph.forward))
-    # A convolution in the backward pass may wait for its cotangent, and what follows for it or a product.
-    waiting = {"conv_general_dilated": 2, "dot_general": 1}
+    # A convolution in the backward pass may wait for its cotangent, and what follows for it, a product or a sum.
+    waiting = {"conv_general_dilated": 2, "dot_general": 1, "reduce_sum": 1}
     waits = sum(waiting.get(eqn.primitive.name, 0) for eqn in graph.backward)
     fetched = sum(mark.host for mark in choice.kept.values())
     assert barriers - own_barriers <= len(choice.recomputed) + fetched + waits
