@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
+from jaxremat import compat
 from jaxremat import policy as p
 from jaxremat.compat import Atom, Var, primitive_names
 from jaxremat.errors import PolicyError, did_you_mean
@@ -165,6 +166,8 @@ def small_worth_storing(graph: Graph) -> frozenset[Var]:
 
 def _small(graph: Graph) -> Iterator[Var]:
     for value in graph.values:
+        if compat.is_on_host(value.var.aval):  # what the body of a scan keeps there, stacked
+            yield value.var
         if not 0 < value.size_bytes <= graph.small_bytes or graph.root(value.var) is not value.var:
             continue
         made = [v for v in value.eqn.invars if isinstance(v, Var) and v in graph.maker]
@@ -202,7 +205,7 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
             )
         case p.Ops(rules):
             return _ops(graph, rules, matches)
-        case p.Values(positions, program, again):
+        case p.Values(positions, program, again, host):
             if program and program != graph.fingerprint:
                 raise PolicyError(
                     f"values: this choice was made for the program {program}; the wrapped function is {graph.fingerprint}: "
@@ -215,7 +218,7 @@ def _marks(graph: Graph, policy: p.Policy, matches: dict[str, int]) -> dict[Var,
                     f"values: this function has {len(graph.values)} forward values, 0 to {len(graph.values) - 1}; "
                     f"got {', '.join(map(str, beyond))}. jaxremat.residuals lists them."
                 )
-            return {graph.values[i].var: Mark(f"values:{i}") for i in positions}
+            return {graph.values[i].var: Mark(f"values:{i}", host=i in host) for i in positions}
         case p.Segments():
             return {v: Mark(why) for v, why in borders(graph, policy.count).items()}
         case p.Offload(inner):

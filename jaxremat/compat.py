@@ -164,6 +164,11 @@ def varying_axes(aval: Any) -> frozenset[str]:
     return aval.manual_axis_type.varying
 
 
+def is_on_host(aval: Any) -> bool:
+    """Says whether a value is kept in host memory."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def is_traced(*values: Any) -> bool:
     """Says whether one of the values is a tracer."""
     return any(isinstance(value, Tracer) for value in values)

@@ -13,7 +13,8 @@ no function and no state: `parse(str(policy)) == policy`, so the spelling serves
     paths:*/Conv_*,head         values made inside these module paths; globs
     segments:4, segments:sqrt   values at the borders of n segments, cut at the narrowest waists
     values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to.
-                                values:3,17/5: 5 is kept when it was recomputed, to recompute what lies behind it
+                                values:3,17/5: 5 is kept when it was recomputed, to recompute what lies behind it;
+                                values:3,17^: 17 is kept in host memory
     loops:POLICY|4*POLICY       one for the function and one for the body of each scan, which may be cut into runs of steps
     offload:POLICY              what POLICY would store, in host memory
     budget:2GiB, budget:60%, budget:fits
@@ -198,12 +199,14 @@ class Values(Policy):
 
     `program`, if given, is the fingerprint of the program that the positions were found in; in any other they are refused.
     `again` has further levels, if any: values that are recomputed once, kept from then on, and start the recomputation of
-    what lies behind them; what is recomputed on the way to them is dropped and recomputed once more.
+    what lies behind them; what is recomputed on the way to them is dropped and recomputed once more. `host` has those of the
+    positions that are kept in host memory.
     """
 
     positions: tuple[int, ...]
     program: str = ""
     again: tuple[tuple[int, ...], ...] = ()
+    host: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         every = [i for level in (self.positions, *self.again) for i in level]
@@ -213,7 +216,12 @@ class Values(Policy):
             raise PolicyError(
                 f"values: a position stands on one level; got {'/'.join(map(str, (self.positions, *self.again)))}."
             )
+        if not set(self.host) <= set(self.positions):
+            raise PolicyError(
+                f"values: what is kept in host memory is stored, so its positions are among {self.positions}; got {self.host}."
+            )
         object.__setattr__(self, "again", tuple(tuple(sorted(set(level))) for level in self.again))
+        object.__setattr__(self, "host", tuple(sorted(set(self.host))))
         if self.program and not re.fullmatch(r"[0-9a-f]+", self.program):
             raise PolicyError(
                 f"values: a program's fingerprint is hexadecimal, as in values:3@9f86d081; got {self.program!r}."
@@ -221,7 +229,8 @@ class Values(Policy):
         object.__setattr__(self, "positions", tuple(sorted(set(self.positions))))
 
     def __str__(self) -> str:
-        levels = "/".join(",".join(map(str, level)) for level in (self.positions, *self.again))
+        first = ",".join(f"{i}^" if i in self.host else str(i) for i in self.positions)
+        levels = "/".join([first, *(",".join(map(str, level)) for level in self.again)])
         return f"values:{levels}" + (f"@{self.program}" if self.program else "")
 
 
@@ -343,7 +352,9 @@ def union(*policies: Policy) -> Policy:
                 f"{'+'.join(map(str, of_program))}: values with several levels stand alone; drop the other positions."
             )
         else:
-            merged.append(Values(tuple(i for p in of_program for i in p.positions), program))
+            positions = tuple(i for p in of_program for i in p.positions)
+            on_device = {i for p in of_program for i in p.positions if i not in p.host}
+            merged.append(Values(positions, program, host=tuple(i for i in positions if i not in on_device)))
     merged.sort(key=str)
     if not merged:
         return Nothing()

@@ -27,7 +27,7 @@ GRAMMAR = """A policy is one of
   ops:OP=ACTION[,OP=ACTION...]  ACTION is store, recompute or offload; OP may be *
   paths:PATH[,PATH...]          values made inside module paths; globs allowed
   segments:N | segments:sqrt    values at the borders of N segments
-  values:I[,I...]               forward values by position
+  values:I[,I...]               forward values by position; I^ in host memory
   loops:POLICY|POLICY|N*POLICY  for the function, and for the body of each scan; cut into runs of N steps
   offload:POLICY                what POLICY would store, in host memory
   budget:SIZE                   SIZE is bytes, 2GiB, 60% or fits
@@ -155,8 +155,10 @@ def _parse_count(text: str) -> int | None:
 
 def _parse_values(text: str) -> Values:
     levels, _, program = text.partition("@")
-    first, *again = [tuple(_parse_position(i) for i in _split(level)) for level in levels.split("/")]
-    return Values(first, program, tuple(again))
+    first, *again = [_split(level) for level in levels.split("/")]
+    host = tuple(_parse_position(i[:-1]) for i in first if i.endswith("^"))
+    positions = tuple(_parse_position(i.removesuffix("^")) for i in first)
+    return Values(positions, program, tuple(tuple(map(_parse_position, level)) for level in again), host)
 
 
 def _parse_loops(text: str) -> Loops:

@@ -36,6 +36,7 @@ class Target:
         specification: what the compiler is told: a GPU's target config, or a TPU's topology name.
         flops_per_second: of one chip at best; of GPUs in float32 without tensor cores, of TPUs in bfloat16. None for `local`.
         bytes_per_second: of one chip's memory. None for `local`.
+        host_bytes_per_second: of its link to the host, in each direction. None for `local`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Target:
     specification: str
     flops_per_second: float | None = None
     bytes_per_second: float | None = None
+    host_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,21 +63,25 @@ class _Gpu:
     capability: tuple[int, int]
     shared_per_core: int
     shared_optin: int
+    pcie: int
     threads_per_core: int = 2048
 
 
 # fmt: off
 _GPUS = {
-    "v100": _Gpu("Tesla V100-SXM2-16GB", 16935682048, 898048000000, 80, 64, 1.53, 6291456, (7, 0), 98304, 98304),
-    "a100": _Gpu("NVIDIA A100-SXM4-80GB", 85100068864, 2039040000000, 108, 64, 1.41, 41943040, (8, 0), 167936, 166912),
-    "a6000": _Gpu("NVIDIA RTX A6000", 51041271808, 768096000000, 84, 128, 1.80, 6291456, (8, 6), 102400, 101376, 1536),
-    "h100": _Gpu("NVIDIA H100 80GB HBM3", 84942979072, 3352320000000, 132, 128, 1.98, 52428800, (9, 0), 233472, 232448),
-    "h200": _Gpu("NVIDIA H200", 151397597184, 4800000000000, 132, 128, 1.98, 52428800, (9, 0), 233472, 232448),
-    "b200": _Gpu("NVIDIA B200", 191514411008, 7672320000000, 148, 128, 1.965, 132644864, (10, 0), 233472, 232448),
+    "v100": _Gpu("Tesla V100-SXM2-16GB", 16935682048, 898048000000, 80, 64, 1.53, 6291456, (7, 0), 98304, 98304, 3),
+    "a100": _Gpu("NVIDIA A100-SXM4-80GB", 85100068864, 2039040000000, 108, 64, 1.41, 41943040, (8, 0), 167936, 166912, 4),
+    "a6000": _Gpu("NVIDIA RTX A6000", 51041271808, 768096000000, 84, 128, 1.80, 6291456, (8, 6), 102400, 101376, 4, 1536),
+    "h100": _Gpu("NVIDIA H100 80GB HBM3", 84942979072, 3352320000000, 132, 128, 1.98, 52428800, (9, 0), 233472, 232448, 5),
+    "h200": _Gpu("NVIDIA H200", 151397597184, 4800000000000, 132, 128, 1.98, 52428800, (9, 0), 233472, 232448, 5),
+    "b200": _Gpu("NVIDIA B200", 191514411008, 7672320000000, 148, 128, 1.965, 132644864, (10, 0), 233472, 232448, 5),
 }
-_TPUS = {  # the chips of one host; GiB, FLOP/s and B/s of one chip
-    "v4": ("2x2x1", 32, 275e12, 1228e9), "v5e": ("2x2", 16, 197e12, 819e9),
-    "v5p": ("2x2x1", 95, 459e12, 2765e9), "v6e": ("2x2", 32, 918e12, 1640e9),
+# By the generation of PCI Express, 16 lanes, B/s in each direction.
+_PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9}
+# The chips of one host; GiB, FLOP/s and B/s of one chip; B/s to the host, by "How to Scale Your Model" (Austin et al. 2025).
+_TPUS = {
+    "v4": ("2x2x1", 32, 275e12, 1228e9, 16e9), "v5e": ("2x2", 16, 197e12, 819e9, 16e9),
+    "v5p": ("2x2x1", 95, 459e12, 2765e9, 16e9), "v6e": ("2x2", 32, 918e12, 1640e9, 32e9),
 }
 # fmt: on
 _NAMES = ("local", *_TPUS, *_GPUS)
@@ -171,8 +177,9 @@ def find_target(name: str) -> Target:
             specification=_target_config(gpu),
             flops_per_second=2 * gpu.cores * gpu.fpus_per_core * gpu.clock_ghz * 1e9,
             bytes_per_second=gpu.bandwidth,
+            host_bytes_per_second=_PCIE[gpu.pcie],
         )
-    topology, gib, flops_per_second, bytes_per_second = _TPUS[base]
+    topology, gib, flops_per_second, bytes_per_second, host_bytes_per_second = _TPUS[base]
     shape = _tpu_shape(name, suffix, dims=topology.count("x") + 1) if colon else topology
     chips = _product(shape) if colon else 1
     return replace(
@@ -182,6 +189,7 @@ def find_target(name: str) -> Target:
         specification=f"{base}:{shape}",
         flops_per_second=flops_per_second,
         bytes_per_second=bytes_per_second,
+        host_bytes_per_second=host_bytes_per_second,
     )
 
 

@@ -147,10 +147,12 @@ def test_the_knapsack_finds_the_cheapest_mixture(table, limits):
         if not expected:
             assert found is None
         else:
-            assert expected[found] == min(expected.values())
+            stored, host = found
+            assert expected[stored] == min(expected.values())
+            assert not host
 
 
 def test_the_knapsack_without_room():
     knapsack = Knapsack([Stretch(0, 1, 0, [Option(frozenset([3]), 2, 1.0, 4)])], 2, 10)
     assert [knapsack.best(limit) for limit in (-5, 0, 3)] == [None] * 3
-    assert knapsack.best(4) == knapsack.best(10) == knapsack.best(10**6) == {3}
+    assert knapsack.best(4) == knapsack.best(10) == knapsack.best(10**6) == ({3}, set())

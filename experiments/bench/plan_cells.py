@@ -169,7 +169,7 @@ def kind_of(policy: Policy) -> str:
         ['dots', 'values', 'values/values/values', 'loops:dots|4*values']
     """
     return re.sub(
-        r"values:([\d,/]+)(@[0-9a-f]+)?", lambda found: "/".join(["values"] * (found[1].count("/") + 1)), str(policy)
+        r"values:([\d,/^]+)(@[0-9a-f]+)?", lambda found: "/".join(["values"] * (found[1].count("/") + 1)), str(policy)
     )
 
 

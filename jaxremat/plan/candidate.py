@@ -16,6 +16,8 @@ class Candidate:
         predicted_bytes: the most in use at any time, inputs included, as `Lifetimes` pictures it.
         recomputed: what the backward pass computes again.
         cost: of that, in the planner's objective.
+        host_bytes: what is kept in host memory.
+        transfer_flops: the operations that the target could do while that goes there and back.
         choices: what is stored and recomputed, in the function and in the bodies of its scans, with how often each runs.
     """
 
@@ -23,6 +25,8 @@ class Candidate:
     predicted_bytes: int
     recomputed: FlopCount
     cost: float
+    host_bytes: int = 0
+    transfer_flops: float = 0.0
     choices: tuple[tuple[int, Choice], ...] = field(default=(), repr=False, compare=False)
 
     @property
@@ -37,5 +41,8 @@ class Candidate:
 
     @property
     def order(self) -> tuple[float, ...]:
-        """What makes one candidate better than another: contractions run again, then all else, then memory."""
-        return (self.contraction_flops, self.cost, self.predicted_bytes)
+        """What makes one candidate better than another: contractions run again, then all else, then memory.
+
+        What goes to the host counts as the contractions that the time for it would do.
+        """
+        return (self.contraction_flops + self.transfer_flops, self.cost, self.predicted_bytes)

@@ -46,16 +46,22 @@ class StoredSet:
     bound: tuple[float, float]
 
 
-def stored_sets(operations: Operations, cost: Callable[[Operation], float]) -> list[StoredSet]:
+def stored_sets(
+    operations: Operations, cost: Callable[[Operation], float], host_price: float | None = None
+) -> list[StoredSet]:
     """Returns the stored sets on the lower hull of bytes against recomputation, the largest first.
 
     Args:
         operations: the graph.
         cost: what running an operation again costs, never negative.
+        host_price: what a byte costs in host memory, if it may be kept there; one of the sets is that for this price.
     """
     network = _Network(operations, cost)
     most, least = network.solve(0.0), network.solve(None)
     found = {most.stored: most, least.stored: least}
+    if host_price is not None:
+        offloaded = network.solve(host_price)
+        found[offloaded.stored] = offloaded
     todo = [(most, least)]
     while todo and len(found) < _MOST_SETS:
         larger, smaller = todo.pop(0)
@@ -69,9 +75,13 @@ def stored_sets(operations: Operations, cost: Callable[[Operation], float]) -> l
     return sorted(found.values(), key=lambda s: -s.stored_bytes)
 
 
-def lower_bound(sets: Sequence[StoredSet], kept_bytes: float) -> float:
-    """Returns the recomputation that no schedule can avoid which keeps at most so many bytes between the two passes."""
-    return max(0.0, *(cut - price * kept_bytes for price, cut in (s.bound for s in sets)))
+def lower_bound(sets: Sequence[StoredSet], kept_bytes: float, host_price: float | None = None) -> float:
+    """Returns the recomputation that no schedule can avoid which keeps at most so many bytes between the two passes.
+
+    Where a byte may be kept in host memory, no cut at a higher price proves anything.
+    """
+    proofs = (s.bound for s in sets if host_price is None or s.bound[0] <= host_price)
+    return max([0.0, *(cut - price * kept_bytes for price, cut in proofs)])
 
 
 class _Network:

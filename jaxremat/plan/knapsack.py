@@ -47,18 +47,22 @@ class Knapsack:
                     costs = self._best[stretch.end, needed - stored : self._slots - stored] + option.cost
                     np.minimum(best[needed:], costs, out=best[needed:])
 
-    def best(self, limit_bytes: int) -> frozenset[int] | None:
-        """Returns the numbers of the values that are stored under a limit, or None where nothing fits."""
+    def best(self, limit_bytes: int) -> tuple[frozenset[int], frozenset[int]] | None:
+        """Returns the numbers of the values that are stored under a limit, and of those that are kept in host memory.
+
+        None where nothing fits.
+        """
         room = min(limit_bytes // self._slot, self._slots - 1)
         if room < 0 or not np.isfinite(self._best[0, room]):
             return None
         waist = 0
-        found = set[int]()
+        found, host = set[int](), set[int]()
         while waist != self._last:
             stretch, option, stored, _ = min(
                 (move for move in self._moves[waist] if move[3] <= room),
                 key=lambda move: move[1].cost + self._best[move[0].end, room - move[2]],
             )
             found |= option.stored
+            host |= option.host
             waist, room = stretch.end, room - stored
-        return frozenset(found)
+        return frozenset(found), frozenset(host)

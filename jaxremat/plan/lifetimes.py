@@ -12,6 +12,7 @@ one segment of the function at a time.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -83,32 +84,40 @@ class Lifetimes:
         live = self._live(together, results=self._results | self._outputs)
         return self.fixed_bytes + int(live.max(initial=0))
 
-    def peak_bytes(self, stored: Collection[int], again: Mapping[int, int] = _NO_LEVELS) -> int:
+    def peak_bytes(
+        self, stored: Collection[int], again: Mapping[int, int] = _NO_LEVELS, host: Collection[int] = _NOBODY
+    ) -> int:
         """Returns the most bytes in use in forward and backward pass.
 
         Args:
             stored: the numbers of the stored values.
             again: further values that are kept when they were recomputed, and their levels, from 2 on.
+            host: those of the stored values that are kept in host memory.
         """
-        recomputation = self._recomputation(stored, _NOBODY, range(len(self.operations.backward)), again)
+        recomputation = self._recomputation(stored, _NOBODY, range(len(self.operations.backward)), again, host)
         live = _live(
             recomputation.program,
             [*self.operations.sizes, *recomputation.extra_sizes],
-            there=stored,
+            there=set(stored).difference(host),
             results=self._results,
             first=self.operations.forward_values,
             written=recomputation.gated,
         )
         work = np.array([operation.work_bytes for operation in recomputation.program] or [0], np.int64)
-        return self.fixed_bytes + max(self._forward_peak(stored), int((live + work).max(initial=0)))
+        return self.fixed_bytes + max(self._forward_peak(stored, host), int((live + work).max(initial=0)))
 
-    def _forward_peak(self, stored: Collection[int]) -> int:
-        """The forward pass under a stored set; what is stored lives to the end."""
+    def _forward_peak(self, stored: Collection[int], host: Collection[int] = _NOBODY) -> int:
+        """The forward pass under a stored set; what is stored lives to the end, on the device or on the host."""
         wanted = self.operations.graph.primal | self.operations.graph.ancestors(
             self.operations.variables[n] for n in stored
         )
         operations = [op if position in wanted else _NOTHING for position, op in enumerate(self.operations.forward)]
-        live = self._live(operations, results=self._outputs, kept=stored)
+        # What goes to the host has gone when the next such value is made.
+        going = sorted(host, key=self.operations.maker.__getitem__)
+        for gone, number in pairwise(going):
+            position = self.operations.maker[number]
+            operations[position] = replace(operations[position], reads=(*operations[position].reads, gone))
+        live = self._live(operations, results=self._outputs, kept=set(stored).difference(host), written=host)
         return int(live.max(initial=0)) + self._gradient_bytes
 
     @cached_property
@@ -123,6 +132,7 @@ class Lifetimes:
         given: Collection[int],
         window: Iterable[int],
         again: Mapping[int, int] = _NO_LEVELS,
+        host: Collection[int] = _NOBODY,
     ) -> Profile:
         """Returns the bytes in use in a part of the backward pass.
 
@@ -131,8 +141,9 @@ class Lifetimes:
             given: values that are there, counted by somebody else.
             window: positions of the backward operations of this part, in order.
             again: further values that are kept when they were recomputed, and their levels, from 2 on.
+            host: those of the stored values that are kept in host memory.
         """
-        recomputation = self._recomputation(stored, given, window, again)
+        recomputation = self._recomputation(stored, given, window, again, host)
         first = self.operations.forward_values
         program, times = recomputation.program, recomputation.times
         if not program:
@@ -143,7 +154,7 @@ class Lifetimes:
             program,
             sizes,
             counted=lambda n: n < first or n >= len(self.operations.sizes),
-            there=stored,
+            there=set(stored).difference(host),
             first=first,
             written=recomputation.gated,
             given=given,
@@ -151,9 +162,14 @@ class Lifetimes:
         return Profile(int((live + self.own_bytes[times]).max(initial=0)), tuple(recomputation.recomputed))
 
     def _recomputation(
-        self, stored: Collection[int], given: Collection[int], window: Iterable[int], again: Mapping[int, int]
+        self,
+        stored: Collection[int],
+        given: Collection[int],
+        window: Iterable[int],
+        again: Mapping[int, int],
+        host: Collection[int],
     ) -> "_Recomputation":
-        recomputation = _Recomputation(self.operations, stored, given, again)
+        recomputation = _Recomputation(self.operations, stored, given, again, host)
         for time in window:
             operation = self.operations.backward[time]
             if operation.reads or operation.writes:
@@ -173,9 +189,10 @@ class Lifetimes:
         counted: Callable[[int], bool] = _every,
         results: Collection[int],
         kept: Collection[int] = _NOBODY,
+        written: Collection[int] = _NOBODY,
     ) -> np.ndarray:
-        first = self.operations.forward_values
-        live = _live(program, self.operations.sizes, counted=counted, results=results, kept=kept, first=first)
+        first, sizes = self.operations.forward_values, self.operations.sizes
+        live = _live(program, sizes, counted=counted, results=results, kept=kept, first=first, written=written)
         return live + np.array([operation.work_bytes for operation in program] or [0], np.int64)
 
 
@@ -191,7 +208,12 @@ class _Recomputation:
     """
 
     def __init__(
-        self, operations: Operations, stored: Collection[int], given: Collection[int], again: Mapping[int, int]
+        self,
+        operations: Operations,
+        stored: Collection[int],
+        given: Collection[int],
+        again: Mapping[int, int],
+        host: Collection[int],
     ) -> None:
         self._operations, self._again = operations, again
         self.program = list[Operation]()
@@ -202,6 +224,7 @@ class _Recomputation:
         self._starts = set(stored) | set(given)  # where recomputation starts
         self._there = set(self._starts)
         self._gate = set[int]()
+        self._to_fetch = set(host)
 
     def run(self, time: int, operation: Operation, wants: Sequence[int]) -> None:
         """Adds a backward operation and the recomputation of the forward values that it wants."""
@@ -213,8 +236,16 @@ class _Recomputation:
                 self._starts.update(steps)
                 missing, frontier = self._missing(wanted)
             self._recompute(time, missing, frontier, operation)
+        self._fetch(time, wants)
         self.program.append(operation)
         self.times.append(time)
+
+    def _fetch(self, time: int, wanted: Iterable[int]) -> None:
+        """Adds the copies of values in host memory that are not there yet."""
+        for number in self._to_fetch.intersection(wanted):
+            self._to_fetch.remove(number)
+            self.program.append(Operation((), (number,), False, False, 0, 0, 0))
+            self.times.append(time)
 
     def _missing(self, wanted: Iterable[int]) -> tuple[list[int], set[int]]:
         """Forward operations to run again, in order, and the values that they start from."""
@@ -249,6 +280,7 @@ class _Recomputation:
         if not frontier <= self._gate or not self._gate:
             self._gate = frontier
             self.gated.add(max(operation.reads))
+        self._fetch(time, frontier)
         passing = dict[int, int]()
         for position in missing:
             forward = self._operations.forward[position]

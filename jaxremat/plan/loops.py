@@ -6,109 +6,219 @@ stored (Chen et al. 2016, section 4.3).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from jaxremat import policy as p
-from jaxremat.choice import Mark, small_and_marked
+from jaxremat.choice import Mark, choose, small_and_marked
+from jaxremat.compat import Var
+from jaxremat.flops import FlopCount
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate
-from jaxremat.plan.cut import StoredSet, stored_sets
+from jaxremat.plan.cut import StoredSet, lower_bound, stored_sets
 from jaxremat.plan.exhaustive import MOST_VALUES, ExhaustiveSearch
+from jaxremat.plan.objective import Link
 from jaxremat.plan.operations import Operation
 from jaxremat.plan.search import Bodies, Search, exactly
 from jaxremat.plan.subject import Picture, Subject
 
 _MOST_RUNS = 3
-_MOST_SETS_OF_RUNS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """One scan: how many steps it has, how many values its carry has, and its body, of which nothing is stored."""
+
+    times: int
+    carries: int
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class Body:
+    """What is stored inside of one scan, and the least that it leads to.
+
+    Attributes:
+        run, policy: as in `policy.Loops`.
+        stored_bytes: what all steps keep in device memory until the backward pass begins, at least.
+        floor: the contractions that run again, with what goes to the host counted as such, and the cost of it all, at least.
+    """
+
+    run: int
+    policy: p.Policy
+    stored_bytes: int = 0
+    floor: tuple[float, float] = (0, 0.0)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A `Body` for each scan."""
+
+    bodies: tuple[Body, ...]
+
+    @property
+    def policies(self) -> Bodies:
+        """As `policy.Loops` has them."""
+        return tuple((body.run, body.policy) for body in self.bodies)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What is kept at the turn from the forward to the backward pass, at least."""
+        return sum(body.stored_bytes for body in self.bodies)
+
+    @property
+    def floor(self) -> tuple[float, float]:
+        """What no candidate with these bodies stays below, as the first of `Candidate.order`."""
+        return sum(body.floor[0] for body in self.bodies), sum(body.floor[1] for body in self.bodies)
 
 
 class LoopSearch(Search):
     """Finds stored sets of a function and of the bodies of its scans; arguments as for `Search`."""
 
-    def __init__(self, subject: Subject, cost: Callable[[Operation], float], platform: str, chips: int = 1) -> None:
-        super().__init__(subject, cost, platform, (), chips)
+    def __init__(
+        self,
+        subject: Subject,
+        cost: Callable[[Operation], float],
+        platform: str,
+        chips: int = 1,
+        link: Link | None = None,
+    ) -> None:
+        super().__init__(subject, cost, platform, (), chips, link)
         probe = subject.cut(p.Loops(p.Nothing(), ((0, p.Nothing()),) * subject.scans))
         self._scans = [
-            (program.times, Picture(list(program.cuts.values())[-1], cost, platform) if program.cuts else None)
-            for program in probe.inner
+            Scan(program.times, carries, Picture(list(program.cuts.values())[-1], cost, platform, link))
+            if program.cuts
+            else None
+            for program, carries in zip(probe.inner, subject.carries, strict=True)
         ]
-        self._variants = dict[Bodies, Search]()
+        self._searches = dict[Bodies, Search]()
 
     @cached_property
-    def _main(self) -> tuple[int, Picture] | None:
+    def _main(self) -> Scan | None:
         """The scan that keeps most."""
-        found = [(times, picture) for times, picture in self._scans if picture is not None]
 
-        def kept(scan: tuple[int, Picture]) -> int:
-            times, picture = scan
-            return times * sum(picture.operations.sizes[n] for n in picture.operations.read_backward)
+        def kept(scan: Scan) -> int:
+            operations = scan.picture.operations
+            return scan.times * sum(operations.sizes[n] for n in operations.read_backward)
 
-        return max(found, key=kept, default=None)
+        return max((scan for scan in self._scans if scan is not None), key=kept, default=None)
 
     @cached_property
     def _main_sets(self) -> list[StoredSet]:
-        return [] if self._main is None else stored_sets(self._main[1].operations, self._cost)
+        return [] if self._main is None else self._sets(self._main.picture)
+
+    def _sets(self, picture: Picture) -> list[StoredSet]:
+        return stored_sets(picture.operations, self._cost, self._host_price)
 
     @cached_property
-    def bodies(self) -> list[Bodies]:
+    def variants(self) -> list[Variant]:
         """What may be stored inside of the scans, the least recomputation first."""
-        if self._main is None:
-            return []
-        length = self._main[0]
-        runs = sorted((n for n in range(2, length) if length % n == 0), key=lambda n: abs(math.log(n * n / length)))
-        found = dict[Bodies, None]()
-        for run in (0, *runs[:_MOST_RUNS]):
-            # Cutting into runs pays where little is stored in a step.
-            for chosen in self._main_sets[-_MOST_SETS_OF_RUNS:] if run else self._main_sets:
-                found[tuple(self._body(times, picture, run, chosen) for times, picture in self._scans)] = None
-        return list(found)
+        found = {variant.policies: variant for variant in self._variants()}
+        return sorted(found.values(), key=lambda variant: (variant.floor, variant.stored_bytes))
 
-    def _body(self, times: int, picture: Picture | None, run: int, chosen: StoredSet) -> tuple[int, p.Policy]:
-        if picture is None or times == 1:
-            return 0, p.Nothing()
+    def _variants(self) -> Iterator[Variant]:
+        if self._main is None:
+            return
+        length = self._main.times
+        runs = sorted((n for n in range(2, length) if length % n == 0), key=lambda n: abs(math.log(n * n / length)))
+        for run in (0, *runs[:_MOST_RUNS]):
+            for chosen in self._main_sets:
+                for small in (True,) if run else (True, False):
+                    yield Variant(tuple(self._body(scan, run, chosen, small) for scan in self._scans))
+                if self.link is not None and not run:
+                    yield Variant(tuple(self._body(scan, 0, chosen, True, True) for scan in self._scans))
+
+    def _body(self, scan: Scan | None, run: int, chosen: StoredSet, small: bool, host: bool = False) -> Body:
+        """What one scan stores beside what a minimum cut chose for the main one.
+
+        Args:
+            scan: the scan; None where nothing is differentiated through it.
+            run: steps in a run, 0 for all in one.
+            chosen: what the main one stores.
+            small: whether small values are stored as well: a long scan stacks many of them.
+            host: whether all but these goes to the host.
+        """
+        if scan is None or scan.times == 1:
+            return Body(0, p.Nothing())
+        times, picture, graph = scan.times, scan.picture, scan.picture.graph
         run = run if run and times % run == 0 and run < times else 0
-        loops = {eqn.primitive.name for eqn in inline(picture.graph.forward, {})[0]} & {"scan", "cond", "while"}
+        loops = {eqn.primitive.name for eqn in inline(graph.forward, {})[0]} & {"scan", "cond", "while"}
         if loops:  # its values are counted otherwise when something is decided inside of them
-            return run, p.Dots() if chosen.stored else p.Nothing()
-        if self._main is not None and picture is self._main[1]:
+            return Body(run, p.Dots() if chosen.stored else p.Nothing())
+        if scan is self._main:
             stored = chosen.stored
         else:
             price = chosen.bound[0]
-            sets = stored_sets(picture.operations, self._cost)
+            sets = self._sets(picture)
             stored = min(sets, key=lambda s: s.recomputed_cost + price * s.stored_bytes).stored if chosen.stored else ()
         marks = {picture.operations.variables[n]: Mark("plan") for n in stored}
-        return run, exactly(picture.graph, small_and_marked(picture.graph, marks))
+        if small:
+            policy = exactly(graph, small_and_marked(graph, marks), marks if host else ())
+        else:  # what nothing reads is not stored
+            policy = exactly(graph, [*marks] or [min(graph.values, key=lambda value: value.size_bytes).var])
+        choice = choose(graph, policy)
+        contractions, cost = _contractions(picture.recomputed(choice)), picture.cost(choice)
+        if run:  # it is computed again as a whole, to its last carry, and what it does not keep once more
+            steps = graph.primal & graph.ancestors([v for v in graph.outputs[: scan.carries] if isinstance(v, Var)])
+            contractions += sum(picture.operations.forward[i].contraction_flops for i in steps)
+            cost += sum(self._cost(picture.operations.forward[i]) for i in steps)
+        on_host = picture.host_bytes(choice)
+        if self.link is not None:
+            contractions += on_host * self.link.flops
+        return Body(run, policy, (run or times) * (choice.stored_bytes - on_host), (times * contractions, times * cost))
 
-    def _variant(self, bodies: Bodies) -> Search:
-        if bodies not in self._variants:
-            self._variants[bodies] = Search(self.subject, self._cost, self._platform, bodies, self._chips)
-        return self._variants[bodies]
+    def _search(self, variant: Variant) -> Search:
+        if variant.policies not in self._searches:
+            self._searches[variant.policies] = Search(
+                self.subject, self._cost, self._platform, variant.policies, self._chips, self.link
+            )
+        return self._searches[variant.policies]
 
     def best(self, limit_bytes: int) -> Candidate | None:
         """Returns the cheapest candidate that is expected to stay within a limit; None where there is none."""
-        found = [super().best(limit_bytes), *(self._variant(bodies).best(limit_bytes) for bodies in self.bodies)]
-        return min((c for c in found if c is not None), key=lambda c: c.order, default=None)
+        found = super().best(limit_bytes)
+        for variant in self.variants:
+            if found is not None and variant.floor > found.order[:2]:
+                break  # as are all that follow
+            if self.input_bytes + variant.stored_bytes // self._chips <= limit_bytes:
+                candidate = self._search(variant).best(limit_bytes)
+                if candidate is not None and (found is None or candidate.order < found.order):
+                    found = candidate
+        return found
 
     def leanest(self) -> Candidate:
         """Returns the candidate that is expected to need the least."""
-        found = [super().leanest(), *(self._variant(bodies).leanest() for bodies in self.bodies)]
-        return min(found, key=lambda c: (c.predicted_bytes, c.order))
+        found = super().leanest()
+        for variant in sorted(self.variants, key=lambda variant: variant.stored_bytes):
+            if self.input_bytes + variant.stored_bytes // self._chips < found.predicted_bytes:
+                found = min(found, self._search(variant).leanest(), key=lambda c: (c.predicted_bytes, c.order))
+        return found
 
     def bound(self, limit_bytes: int) -> float:
         """Returns the recomputation that no schedule within a limit can avoid in the scan that keeps most."""
         if self._main is None:
             return super().bound(limit_bytes)
         kept = max(0, limit_bytes * self._chips - self.lifetimes.input_bytes)
-        times = self._main[0]
-        return max(0.0, *(times * cut - price * kept for price, cut in (s.bound for s in self._main_sets)))
+        times = self._main.times
+        return times * lower_bound(self._main_sets, kept / times, self._host_price)
 
 
-def make_search(subject: Subject, cost: Callable[[Operation], float], platform: str, chips: int = 1) -> Search:
+def _contractions(count: FlopCount) -> int:
+    return count.dot_flops + count.conv_flops
+
+
+def make_search(
+    subject: Subject,
+    cost: Callable[[Operation], float],
+    platform: str,
+    chips: int = 1,
+    link: Link | None = None,
+) -> Search:
     """Returns the search for a function: with scans, of few values, or of many."""
     if subject.scans:
-        return LoopSearch(subject, cost, platform, chips)
-    search = Search(subject, cost, platform, chips=chips)
+        return LoopSearch(subject, cost, platform, chips, link)
+    search = Search(subject, cost, platform, chips=chips, link=link)
     if search.operations.forward_values <= MOST_VALUES:
-        return ExhaustiveSearch(subject, cost, platform, chips=chips)
+        return ExhaustiveSearch(subject, cost, platform, chips=chips, link=link)
     return search

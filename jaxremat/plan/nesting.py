@@ -79,7 +79,7 @@ class Nesting:
                 break
             stretch = self._stretches[a, j]
             border = _border(stretch).stored_bytes
-            for option in stretch.options:
+            for option in _on_device(stretch):
                 # The border at the very end is there already, or is none.
                 known = border if j == b else 0
                 needed = max(option.most_bytes - known, stretch.forward_bytes)
@@ -129,7 +129,12 @@ class Nesting:
 
 def _border(stretch: Stretch) -> Option:
     """The option that stores no more than the border at the end of a stretch."""
-    return min(stretch.options, key=lambda option: option.stored_bytes)
+    return min(_on_device(stretch), key=lambda option: option.stored_bytes)
+
+
+def _on_device(stretch: Stretch) -> list[Option]:
+    """The options that keep nothing in host memory: several levels are for the device alone."""
+    return [option for option in stretch.options if not option.host]
 
 
 def _shifted(costs: np.ndarray, slots: int) -> np.ndarray:

@@ -1,12 +1,47 @@
 """What recomputation costs: operations, bytes moved, or time on the target by its roofline."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from jaxremat.errors import PolicyError, did_you_mean
 from jaxremat.plan.operations import Operation
 from jaxremat.targets import Target
 
 OBJECTIVES = ("flops", "bytes", "time")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What it costs to keep a byte in host memory: to send it there and to fetch it again, nothing else running meanwhile.
+
+    Attributes:
+        cost: in the objective.
+        flops: the operations that the chip could do in that time.
+    """
+
+    cost: float
+    flops: float
+
+
+def link_of(objective: str, target: Target) -> Link:
+    """Returns what it costs to keep a byte in the memory of a target's host.
+
+    Raises:
+        PolicyError: the target's rates are unknown, or the host's memory is its own.
+    """
+    flops, memory, host = target.flops_per_second, target.bytes_per_second, target.host_bytes_per_second
+    if target.kind == "local" and target.specification == "cpu":
+        raise PolicyError(
+            "plan: offload=True keeps values in host memory, and on a CPU that is the memory that the budget is about. Name the "
+            "chip to plan for, such as target='h100', or leave offload out."
+        )
+    if flops is None or memory is None or host is None:
+        raise PolicyError(
+            f"plan: offload=True needs the rates of the chip and of its link to the host, which are not known for {target.name}. "
+            "Name a target such as 'h100'."
+        )
+    seconds = 2 / host
+    return Link({"flops": flops, "bytes": memory, "time": 1.0}[objective] * seconds, flops * seconds)
 
 
 def cost_of(objective: str, target: Target) -> Callable[[Operation], float]:

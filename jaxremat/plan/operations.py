@@ -1,7 +1,7 @@
 """`Operations`: a graph as the planner sees it: numbered values with sizes, and operations with costs.
 
 Views, tags and broadcast constants are no values here: who reads one reads what it shows, or nothing. Neither are small
-values, which are always stored, and inputs, which are there anyway. What is left is few enough to search.
+values, which are always stored, and inputs, transposed or not, which are there anyway. What is left is few enough to search.
 
 An operation is *fused* where compilers compute it inside of its reader, element by element, and never write its result to
 memory unless somebody needs all of it: a convolution, a matrix product, the caller. That makes the difference between
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from jaxremat import compat
 from jaxremat.choice import small_worth_storing
 from jaxremat.compat import JaxprEqn, Var
 from jaxremat.flops import FlopCount, count_equation
 from jaxremat.fusion import FUSED, REDUCTIONS
-from jaxremat.graph import CONSTANTS, Graph, size_bytes
+from jaxremat.graph import CONSTANTS, Graph, Value, size_bytes
 
 _PRODUCTS = frozenset(("mul", "square", "integer_pow"))
 
@@ -83,9 +84,11 @@ class Operations:
         self.variables = list[Var]()
         self.sizes = list[int]()
         self._number = dict[Var, int]()
+        self._inputs = frozenset(graph.inputs)
         self.small = small_worth_storing(graph)
         for value in graph.values:
-            if graph.root(value.var) is value.var and value.size_bytes > graph.small_bytes:
+            is_own = graph.root(value.var) is value.var and value.size_bytes > graph.small_bytes
+            if is_own and not self._shows_input(value) and not compat.is_on_host(value.var.aval):
                 self._add(value.var, value.size_bytes)
         self.forward_values = len(self.variables)
         self._shown = dict[Var, int]()  # views in the backward pass
@@ -105,6 +108,11 @@ class Operations:
         loops = [i for i, eqn in enumerate(graph.backward) if eqn.primitive.name == "scan"]
         for position, work_bytes in zip(reversed(loops), work):
             self.backward[position] = replace(self.backward[position], work_bytes=work_bytes)
+
+    def _shows_input(self, value: Value) -> bool:
+        """Says whether a value is an input transposed: a product reads the input itself."""
+        operand = value.eqn.invars[0] if value.eqn.primitive.name == "transpose" else None
+        return operand is not None and self.graph.root(operand) in self._inputs
 
     def _residual_sums(self) -> list[int]:
         """The positions of forward sums of two large values that another such sum reads."""

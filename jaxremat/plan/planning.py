@@ -23,8 +23,8 @@ from jaxremat.targets import find_target, package_versions
 from jaxremat.text import human_bytes
 
 _ROUNDS, _MOST_ROUNDS = 5, 8  # the latter while nothing has fitted
-# Where the plan for a limit was compiled before, so many beside it are tried, at growing distances from this part on.
-_NUDGES, _NUDGE = 12, 500
+# Where the plan for a limit was compiled before, so many beside it are tried, at distances that double from this part on.
+_NUDGES, _NUDGE = 10, 8192
 # Another round must promise to save at least this part of a forward pass.
 _WORTH = 0.001
 # The model's limit moves by at least this part.
@@ -40,6 +40,7 @@ def plan(
     argnums: int | Sequence[int] = 0,
     step: Step | None = None,
     compile: bool = True,
+    offload: bool = False,
     **kwargs: Any,
 ) -> Plan:
     """Returns the policy that keeps a program's peak within a budget at the least recomputation that was found.
@@ -63,6 +64,8 @@ def plan(
         step: what the budget covers: called with the wrapped loss, it returns a training step and its arguments. By
             default the step is `jax.value_and_grad(loss, argnums)`.
         compile: False asks no compiler: then the planner's model decides, and the plan says so.
+        offload: values may be kept in host memory, where that costs less than to compute them again: a byte costs what the
+            chip could do while it goes there and back by the link, nothing else running meanwhile.
         **kwargs: keyword arguments of `loss`.
 
     Returns:
@@ -70,7 +73,7 @@ def plan(
 
     Raises:
         PolicyError: the budget is no size; or no plan fits it: the message has the smallest that does, what occupies it,
-            and about which batch would fit.
+            and about which batch would fit; `offload` for a CPU, or where the rates of the chip are not known.
         TargetError: there is no such target, or nothing here compiles for it.
         TypeError: nothing at `argnums` can be differentiated; no `step` is given, and `loss` returns no real number.
 
@@ -94,7 +97,7 @@ def plan(
     amount = _amount(budget)
     work = task(
         loss, args, kwargs, target=target, objective=objective, argnums=argnums, step=step, compile=compile,
-        counts_gaps=amount == "fits",
+        counts_gaps=amount == "fits", offload=offload,
     )  # fmt: skip
     search, judge = work.search, work.judge
     with warnings.catch_warnings():
@@ -197,8 +200,8 @@ def _is_worth(candidate: Candidate, fit: Candidate, search: Search) -> bool:
 
 def _new_candidate(search: Search, judge: Judge, asked: int, low: int, high: int) -> Candidate | None:
     """Returns what the model finds best near a limit and the compiler has not seen; None where there is nothing new."""
-    nudges = [sign * i * i * asked // _NUDGE for i in range(_NUDGES) for sign in (-1, 1)]
-    for tried in (asked + nudge for nudge in nudges):
+    nudges = [sign * (asked << i) // _NUDGE for i in range(_NUDGES) for sign in (-1, 1)]
+    for tried in (asked, *(asked + nudge for nudge in nudges)):
         if low < tried < high:
             candidate = search.best(tried)
             if candidate is not None and candidate.policy not in judge.verdicts:
@@ -277,6 +280,7 @@ def _plan(
         forward_flops=forward.dot_flops + forward.conv_flops + forward.elementwise_flops,
         bound=min(search.bound(limit), candidate.cost),
         cost=candidate.cost,
+        host_bytes=candidate.host_bytes,
         shares=_shares(candidate),
         attempts=tuple(attempts),
         seconds=time.perf_counter() - began,
@@ -288,7 +292,7 @@ def _plan(
 
 def _shares(candidate: Candidate) -> tuple[Share, ...]:
     """What is stored and recomputed of every operation in every module; only what is worth a row."""
-    stored, stored_bytes, again, flops = Counter(), Counter(), Counter(), Counter()
+    stored, stored_bytes, host, again, flops = Counter(), Counter(), Counter(), Counter(), Counter()
     order = dict[tuple[str, str], None]()
     for times, choice in candidate.choices if not isinstance(candidate.policy, p.Everything) else ():
         graph = choice.graph
@@ -300,13 +304,10 @@ def _shares(candidate: Candidate) -> tuple[Share, ...]:
             if value.var in choice.kept:
                 order[key] = None
                 stored[key] += times
-                stored_bytes[key] += times * value.size_bytes
+                (host if choice.kept[value.var].host else stored_bytes)[key] += times * value.size_bytes
             elif value.index in choice.recomputed:
                 order[key] = None
                 again[key] += times
                 count = count_equation(value.eqn) if value.index in choice.run_twice else FlopCount()
                 flops[key] += times * (count.dot_flops + count.conv_flops + count.elementwise_flops)
-    return tuple(
-        Share(path, op, stored[path, op], stored_bytes[path, op], again[path, op], flops[path, op])
-        for path, op in order
-    )
+    return tuple(Share(*key, stored[key], stored_bytes[key], again[key], flops[key], host[key]) for key in order)

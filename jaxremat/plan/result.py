@@ -27,9 +27,10 @@ class Share:
         path: the module path, repeated modules merged (`stage*_block*/conv1`).
         op: the operation.
         stored: how many values are stored.
-        stored_bytes: their bytes.
+        stored_bytes: their bytes in device memory.
         recomputed: how many are computed again.
         recomputed_flops: what that costs.
+        host_bytes: the bytes of the stored ones in host memory.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Share:
     stored_bytes: int
     recomputed: int
     recomputed_flops: int
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,14 @@ class Plan(Policy):
         recomputed_flops: of all that runs again.
         forward_flops: of one forward pass.
         bound: no schedule within the budget recomputes less than this, in the objective.
-        cost: what this plan recomputes, in the objective.
+        cost: what this plan recomputes, in the objective; with what it costs to use the host's memory.
         shares: what is stored and recomputed, by module and operation.
         attempts: all that was weighed against the compiler, or with the model.
         seconds: how long planning took, compilations included.
         search_seconds: how long the search alone took.
         versions: of the packages that the compiled figures depend on.
         note: what the user should know about this plan, in a sentence; often empty.
+        host_bytes: what is kept in host memory; by the trace.
     """
 
     policy: Policy
@@ -102,6 +105,7 @@ class Plan(Policy):
     search_seconds: float
     versions: Mapping[str, str]
     note: str = field(default="")
+    host_bytes: int = 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.to_json() == other.to_json()
@@ -148,6 +152,12 @@ class Plan(Policy):
             part.unlink(missing_ok=True)
             raise
 
+    def _host_line(self) -> str:
+        line = f"  host memory      {human_bytes(self.host_bytes)}, sent there and fetched"
+        if self.objective != "flops":
+            return line
+        return f"{line}, which counts as {(self.cost - self.recomputed_flops) / 1e9:,.2f} GFLOP"
+
     def __str__(self) -> str:
         fraction = self.recomputed_flops / self.forward_flops if self.forward_flops else 0.0
         peak = "not compiled" if self.peak_bytes is None else human_bytes(self.peak_bytes)
@@ -160,18 +170,20 @@ class Plan(Policy):
             f"  lower bound      {self.bound / 1e9:,.2f} GFLOP; distance {self.gap:.2%} of the forward pass"
             if self.objective == "flops"
             else f"  lower bound      {self.bound:.3g} of {self.cost:.3g} ({self.objective}); distance {self.gap:.2%}",
+            *([self._host_line()] if self.host_bytes else []),
             f"  planned in       {self.seconds:.1f} s, {self.search_seconds:.2f} s of it searching",
         ]
         if self.note:
             lines.append(f"  note             {self.note}")
         rows = [
-            (s.path, s.op, str(s.stored or ""), human_bytes(s.stored_bytes) if s.stored else "", str(s.recomputed or ""),
-             f"{s.recomputed_flops / 1e9:,.2f}" if s.recomputed else "")
+            (s.path, s.op, str(s.stored or ""), human_bytes(s.stored_bytes) if s.stored_bytes else "", str(s.recomputed or ""),
+             f"{s.recomputed_flops / 1e9:,.2f}" if s.recomputed else "", human_bytes(s.host_bytes) if s.host_bytes else "")
             for s in self.shares
         ]  # fmt: skip
         if rows:
-            header = ("module", "op", "stored", "bytes", "recomputed", "GFLOP")
-            lines += ["", table(header, rows, right=(2, 3, 4, 5))]
+            header = ("module", "op", "stored", "bytes", "recomputed", "GFLOP", "on the host")
+            shown = len(header) if self.host_bytes else len(header) - 1
+            lines += ["", table(header[:shown], [row[:shown] for row in rows], right=tuple(range(2, shown)))]
         return "\n".join(lines)
 
 
@@ -183,7 +195,7 @@ def short(policy: Policy) -> str:
         count = sum(level.count(",") + 1 for level in levels)
         return f"{count} stored values" + (f" on {len(levels)} levels" if len(levels) > 1 else "")
 
-    return re.sub(r"values:([\d,/]+)(@[0-9a-f]+)?", counted, str(policy))
+    return re.sub(r"values:([\d,/^]+)(@[0-9a-f]+)?", counted, str(policy))
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -1,6 +1,6 @@
 """`Search`: one function, ready to be asked for the cheapest stored set under any limit, without a compiler."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.cut import lower_bound, stored_sets
 from jaxremat.plan.knapsack import Knapsack
 from jaxremat.plan.nesting import Nesting
+from jaxremat.plan.objective import Link
 from jaxremat.plan.operations import Operation
 from jaxremat.plan.segments import Segments
 from jaxremat.plan.subject import Picture, Subject
@@ -35,24 +36,32 @@ class Search:
         platform: of the compiler, as JAX names it: "cpu", "gpu", "tpu".
         bodies: what is stored inside of its scans; nothing is decided there where there is none.
         chips: over how many the program is laid out; all sizes are divided by them.
+        link: what keeping a byte in host memory costs; None where nothing is kept there.
     """
 
     def __init__(
-        self, subject: Subject, cost: Callable[[Operation], float], platform: str, bodies: Bodies = (), chips: int = 1
+        self,
+        subject: Subject,
+        cost: Callable[[Operation], float],
+        platform: str,
+        bodies: Bodies = (),
+        chips: int = 1,
+        link: Link | None = None,
     ) -> None:
-        self._cost, self._platform, self._bodies, self._chips = cost, platform, bodies, chips
+        self._cost, self._platform, self._bodies, self._chips, self.link = cost, platform, bodies, chips, link
+        self._host_price = None if link is None else link.cost
         self.subject = subject
         base = p.Loops(p.Nothing(), bodies) if bodies else p.Values((0,))
-        self.picture = Picture(subject.cut(base), cost, platform)
+        self.picture = Picture(subject.cut(base), cost, platform, link)
         self.graph, self.operations = self.picture.graph, self.picture.operations
         self.lifetimes = self.picture.lifetimes
-        self.sets = stored_sets(self.operations, cost)
-        self._known = dict[tuple[frozenset[int], tuple[frozenset[int], ...]], Candidate]()
+        self.sets = stored_sets(self.operations, cost, self._host_price)
+        self._known = dict[tuple[frozenset[int], tuple[frozenset[int], ...], frozenset[int]], Candidate]()
 
     @cached_property
     def segments(self) -> Segments:
         """The function cut at its waists; made when first asked for."""
-        return Segments(self.lifetimes, self.sets, self._cost)
+        return Segments(self.lifetimes, self.sets, self._cost, self._host_price)
 
     @cached_property
     def knapsack(self) -> Knapsack:
@@ -85,7 +94,8 @@ class Search:
     def everything(self) -> Candidate:
         """No rematerialization."""
         empty = choose(self.graph, p.Everything())
-        return Candidate(p.Everything(), self.lifetimes.without_remat() // self._chips, FlopCount(), 0.0, ((1, empty),))
+        peak = self.lifetimes.without_remat() // self._chips
+        return Candidate(p.Everything(), peak, FlopCount(), 0.0, choices=((1, empty),))
 
     def best(self, limit_bytes: int) -> Candidate | None:
         """Returns the cheapest candidate that is expected to stay within a limit; None where there is none.
@@ -95,19 +105,25 @@ class Search:
         """
         step = max(1, self.everything.predicted_bytes // _GRID)
         near = [step * i for i in range(int(_FROM * limit_bytes) // step, int(_TO * limit_bytes) // step + 2)]
-        found = self._fitting(self._mixture, (*near, limit_bytes), limit_bytes)
+        mixed = self._fitting(self._mixture, (*near, limit_bytes), limit_bytes)
+        whole = (c for c in self._unmixed if c.predicted_bytes <= limit_bytes)
+        found = min((c for c in (mixed, *whole) if c is not None), key=lambda c: c.order, default=None)
         if found is not None and found.contraction_flops < _MUCH * self.forward_contractions:
             return found
         # So much is recomputed, or nothing fits at all, that a second time may be cheaper.
         nested = self._fitting(self._nested, near, limit_bytes)
         return min((c for c in (found, nested) if c is not None), key=lambda c: c.order, default=None)
 
+    @cached_property
+    def _unmixed(self) -> list[Candidate]:
+        """What the minimum cuts store, each at one price for the whole function."""
+        return [self._known_of(s.stored, ()) for s in self.sets]
+
     def leanest(self) -> Candidate:
         """Returns the candidate that is expected to need the least."""
         step = max(1, self.everything.predicted_bytes // _GRID)
         found = [find(step * i) for find in (self._mixture, self._nested) for i in range(_GRID + 1)]
-        found = [c for c in found if c is not None] or [self.of_stored(self.sets[0].stored)]
-        return min(found, key=lambda c: (c.predicted_bytes, c.order))
+        return min((c for c in (*found, *self._unmixed) if c is not None), key=lambda c: (c.predicted_bytes, c.order))
 
     def _fitting(
         self, find: Callable[[int], Candidate | None], limits: Iterable[int], limit_bytes: int
@@ -118,28 +134,33 @@ class Search:
 
     def _mixture(self, limit_bytes: int) -> Candidate | None:
         """What the programme over stretches finds under a limit."""
-        stored = self.knapsack.best(limit_bytes * self._chips - self.lifetimes.fixed_bytes)
-        return None if stored is None else self._known_of(stored, ())
+        found = self.knapsack.best(limit_bytes * self._chips - self.lifetimes.fixed_bytes)
+        return None if found is None else self._known_of(found[0], (), found[1])
 
-    def _known_of(self, stored: frozenset[int], again: tuple[frozenset[int], ...]) -> Candidate:
-        if (stored, again) not in self._known:
-            self._known[stored, again] = self.of_stored(stored, again)
-        return self._known[stored, again]
+    def _known_of(
+        self, stored: frozenset[int], again: tuple[frozenset[int], ...], host: frozenset[int] = frozenset()
+    ) -> Candidate:
+        if (stored, again, host) not in self._known:
+            self._known[stored, again, host] = self.of_stored(stored, again, host)
+        return self._known[stored, again, host]
 
     def _nested(self, limit_bytes: int) -> Candidate | None:
         """What several levels find under a limit."""
         levels = self.nesting.best(limit_bytes * self._chips - self.lifetimes.fixed_bytes)
         return None if levels is None else self._known_of(levels[0], tuple(levels[1:]))
 
-    def of_stored(self, numbers: Iterable[int], again: Sequence[Iterable[int]] = ()) -> Candidate:
+    def of_stored(
+        self, numbers: Iterable[int], again: Sequence[Iterable[int]] = (), host: Iterable[int] = ()
+    ) -> Candidate:
         """Returns the candidate that stores these values, and the small ones that are worth it.
 
         Args:
             numbers: the stored values.
             again: those that are kept when they were recomputed, level by level.
+            host: those of the stored values that are kept in host memory.
         """
         marks = {self.operations.variables[n]: Mark("plan") for n in numbers}
-        outer = exactly(self.graph, small_and_marked(self.graph, marks))
+        outer = exactly(self.graph, small_and_marked(self.graph, marks), {self.operations.variables[n] for n in host})
         levels = [tuple(self.graph.value_of[self.operations.variables[n]].position for n in level) for level in again]
         if isinstance(outer, p.Values):
             outer = replace(outer, again=tuple(level for level in levels if level))
@@ -156,7 +177,7 @@ class Search:
             return self.everything
         if not self.subject.scans:
             return self._on_one_chip(self.picture.candidate(choose(self.graph, policy), policy))
-        picture = Picture(self.subject.cut(policy), self._cost, self._platform)
+        picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link)
         return self._on_one_chip(picture.candidate(picture.choice, policy))
 
     def _on_one_chip(self, candidate: Candidate) -> Candidate:
@@ -167,10 +188,12 @@ class Search:
 
         All values that stand between the two passes are in use at the same time as the inputs.
         """
-        return lower_bound(self.sets, max(0, limit_bytes * self._chips - self.lifetimes.input_bytes))
+        kept = max(0, limit_bytes * self._chips - self.lifetimes.input_bytes)
+        return lower_bound(self.sets, kept, self._host_price)
 
 
-def exactly(graph: Graph, kept: Iterable[Var]) -> p.Policy:
-    """Returns the policy that stores these values of a graph and no others."""
+def exactly(graph: Graph, kept: Sequence[Var], host: Collection[Var] = ()) -> p.Policy:
+    """Returns the policy that stores these values of a graph and no others, some of them in host memory."""
     positions = tuple(graph.value_of[var].position for var in kept)
-    return p.Values(positions, graph.fingerprint) if positions else p.Nothing()
+    there = tuple(graph.value_of[var].position for var in kept if var in host)
+    return p.Values(positions, graph.fingerprint, host=there) if positions else p.Nothing()

@@ -25,15 +25,17 @@ class Option:
 
     Attributes:
         stored: the numbers of the values that it stores, the border at its end included.
-        stored_bytes: their bytes.
-        cost: of what runs again.
+        stored_bytes: their bytes in device memory.
+        cost: of what runs again, and of what goes to the host and back.
         most_bytes: the most in use during its backward pass, but inputs and what earlier stretches store.
+        host: those of the stored values that are kept in host memory.
     """
 
     stored: frozenset[int]
     stored_bytes: int
     cost: float
     most_bytes: int
+    host: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,21 @@ class Stretch:
 
 
 class Segments:
-    """All stretches of one graph.
+    """All stretches of one graph; `host_price` is what a byte in host memory costs, where values may be kept there.
 
     Attributes:
         waists: positions of forward operations behind which the function may be cut; the first is -1, the last the end.
         stretches: for every pair of waists the ways to treat what lies between.
     """
 
-    def __init__(self, lifetimes: Lifetimes, sets: Sequence[StoredSet], cost: Callable[[Operation], float]) -> None:
-        self.lifetimes, self.cost = lifetimes, cost
+    def __init__(
+        self,
+        lifetimes: Lifetimes,
+        sets: Sequence[StoredSet],
+        cost: Callable[[Operation], float],
+        host_price: float | None = None,
+    ) -> None:
+        self.lifetimes, self.cost, self.host_price = lifetimes, cost, host_price
         self.operations = lifetimes.operations
         self.sets = [s.stored for s in sets]
         self.windows = self._windows()
@@ -106,7 +114,8 @@ class Segments:
         from shorter ones. The work of all up to a length grows with its square, whatever the number of waists.
         """
         size = len(self.operations.forward) + len(self.operations.backward)
-        return max(_SHORTEST, int((2 * _WORK / (size * (len(self.sets) + 1))) ** 0.5))
+        options = (len(self.sets) + 1) * (1 if self.host_price is None else 3)
+        return max(_SHORTEST, int((2 * _WORK / (size * options)) ** 0.5))
 
     def _windows(self) -> list[int]:
         """For every backward operation the newest forward operation that it or a later one reads from: never rising."""
@@ -127,18 +136,21 @@ class Segments:
         border = frozenset() if is_last else frozenset(operations.crossing[end]) - given
         window = [t for t, newest in enumerate(self.windows) if start < newest and (newest <= end or is_last)]
         inside = {n for n in range(operations.forward_values) if start < operations.place[n] <= end}
-        options = dict[frozenset[int], Option]()
+        options = dict[tuple[frozenset[int], frozenset[int]], Option]()
         for stored in [*self.sets, frozenset[int]()]:
             kept = border | (stored & inside)
-            if kept in options:
-                continue
-            profile = self.lifetimes.backward(kept, given, window)
-            options[kept] = Option(
-                kept,
-                sum(operations.sizes[n] for n in kept),
-                sum(self.cost(operations.forward[e]) for e in profile.recomputed),
-                profile.most_bytes,
-            )
+            for host in (frozenset[int](),) if self.host_price is None else (frozenset[int](), kept - border, kept):
+                if (kept, host) in options:
+                    continue
+                profile = self.lifetimes.backward(kept, given, window, host=host)
+                options[kept, host] = Option(
+                    kept,
+                    sum(operations.sizes[n] for n in kept - host),
+                    sum(self.cost(operations.forward[e]) for e in profile.recomputed)
+                    + (self.host_price or 0.0) * sum(operations.sizes[n] for n in host),
+                    profile.most_bytes,
+                    host,
+                )
         forward = self.lifetimes.forward_bytes[start + 1 : end + 1]
         return Stretch(a, b, int(forward.max(initial=0)), _undominated(options.values()))
 

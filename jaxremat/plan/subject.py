@@ -14,6 +14,7 @@ from jaxremat.graph import Graph
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.lifetimes import Lifetimes, Profile
+from jaxremat.plan.objective import Link
 from jaxremat.plan.operations import Operation, Operations
 from jaxremat.program import Cut, Program
 from jaxremat.remat import Rematerialized, remat
@@ -54,9 +55,15 @@ class Subject:
         return self._program(_ANYTHING).trace(self._flags)
 
     @cached_property
+    def carries(self) -> list[int]:
+        """For every scan that the function runs, those inside of other scans' bodies left out, how many values its carry has."""
+        scans = (eqn for eqn in inline(self.function.jaxpr.eqns, {})[0] if eqn.primitive.name == "scan")
+        return [eqn.params["num_carry"] for eqn in scans]
+
+    @property
     def scans(self) -> int:
-        """How many scans the function runs, those inside of other scans' bodies left out."""
-        return sum(eqn.primitive.name == "scan" for eqn in inline(self.function.jaxpr.eqns, {})[0])
+        """How many scans these are."""
+        return len(self.carries)
 
     def cut(self, policy: p.Policy) -> Cut:
         """Returns the function's cut under a policy, which may fit nothing.
@@ -82,12 +89,12 @@ class Picture:
         inside: the pictures of the bodies, and how often each runs.
     """
 
-    def __init__(self, cut: Cut, cost: Callable[[Operation], float], platform: str) -> None:
-        self._cost = cost
+    def __init__(self, cut: Cut, cost: Callable[[Operation], float], platform: str, link: Link | None = None) -> None:
+        self._cost, self._link = cost, link
         self.choice = cut.choice
         self.graph = cut.choice.graph
         self.inside = [
-            (program.times, Picture(last, cost, platform))
+            (program.times, Picture(last, cost, platform, link))
             for program in cut.inner
             for last in list(program.cuts.values())[-1:]
         ]
@@ -105,12 +112,22 @@ class Picture:
         """Returns the numbers of the values that a choice from this graph stores."""
         return frozenset(n for var in choice.kept if (n := self.operations.number(var)) is not None)
 
+    def host(self, choice: Choice) -> frozenset[int]:
+        """Returns those of them that it keeps in host memory."""
+        there = (var for var, mark in choice.kept.items() if mark.host)
+        return frozenset(n for var in there if (n := self.operations.number(var)) is not None)
+
+    def host_bytes(self, choice: Choice) -> int:
+        """Returns the bytes that go to the host, the bodies included."""
+        own = sum(self.operations.sizes[n] for n in self.host(choice))
+        return own + sum(times * picture.host_bytes(picture.choice) for times, picture in self.inside)
+
     def _again(self, choice: Choice) -> dict[int, int]:
         return {n: level for var, level in choice.again.items() if (n := self.operations.number(var)) is not None}
 
     def _profile(self, choice: Choice) -> Profile:
         window = range(len(self.operations.backward))
-        return self.lifetimes.backward(self.stored(choice), (), window, self._again(choice))
+        return self.lifetimes.backward(self.stored(choice), (), window, self._again(choice), self.host(choice))
 
     def _runs_again(self, choice: Choice) -> Iterable[int]:
         """The forward equations that run again, those that run several times as often.
@@ -139,14 +156,25 @@ class Picture:
         return total
 
     def cost(self, choice: Choice) -> float:
-        """Returns the cost of that."""
+        """Returns the cost of that, and of what goes to the host and back."""
         own = sum(self._cost(self.operations.forward[index]) for index in self._runs_again(choice))
+        if self._link is not None:
+            own += self._link.cost * sum(self.operations.sizes[n] for n in self.host(choice))
         return own + sum(times * picture.cost(picture.choice) for times, picture in self.inside)
 
     def candidate(self, choice: Choice, policy: p.Policy) -> Candidate:
         """Returns a choice from this graph as a candidate."""
-        peak = self.lifetimes.peak_bytes(self.stored(choice), self._again(choice))
-        return Candidate(policy, peak, self.recomputed(choice), self.cost(choice), tuple(self.choices(choice)))
+        peak = self.lifetimes.peak_bytes(self.stored(choice), self._again(choice), self.host(choice))
+        host_bytes = self.host_bytes(choice)
+        return Candidate(
+            policy,
+            peak,
+            self.recomputed(choice),
+            self.cost(choice),
+            host_bytes,
+            host_bytes * self._link.flops if self._link is not None else 0.0,
+            tuple(self.choices(choice)),
+        )
 
     def choices(self, choice: Choice) -> Iterable[tuple[int, Choice]]:
         """Yields a choice from this graph and those inside of it, each with how often it is made."""

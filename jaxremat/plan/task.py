@@ -11,7 +11,7 @@ from jaxremat.errors import PolicyError, TargetError
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step
 from jaxremat.plan.loops import make_search
-from jaxremat.plan.objective import cost_of
+from jaxremat.plan.objective import cost_of, link_of
 from jaxremat.plan.search import Search
 from jaxremat.plan.subject import Subject
 from jaxremat.spelling import parse
@@ -40,13 +40,15 @@ def task(
     step: Step | None,
     compile: bool,
     counts_gaps: bool = False,
+    offload: bool = False,
 ) -> Task:
     """Returns the task of planning a function; the arguments are those of `plan`.
 
     With `counts_gaps` a peak is all that a run needs (`Cost.needed_bytes`).
 
     Raises:
-        PolicyError: the function has side effects; there is no such objective.
+        PolicyError: the function has side effects; there is no such objective; nothing is known of the link to the host, and
+            that is wanted.
         TargetError: there is no such target, or nothing here compiles for it and that is wanted.
         TypeError: nothing at `argnums` can be differentiated; no step is given, and the function returns no real number.
     """
@@ -69,7 +71,8 @@ def task(
             f"{name_of(loss)} returns {', '.join(out.str_short() for out in outs)}. Give the step: step=lambda loss: "
             "(the function that calls it, its arguments)."
         )
-    search = make_search(subject, cost, platform, max(1, chip.chips))
+    link = link_of(objective, chip) if offload else None
+    search = make_search(subject, cost, platform, max(1, chip.chips), link)
     return Task(search, Judge(loss, step, args, kwargs, argnums, target if compile else None, counts_gaps), chip)
 
 
@@ -82,6 +85,8 @@ def standard(search: Search) -> list[Candidate]:
     # What is commonly done: the body of a scan is rematerialized, and the function round it is not.
     bodies = [f"loops:everything{f'|{body}' * scans}" for body in ("dots", "nothing")] if scans else []
     more = ["names:*"] if names else []
+    if search.link is not None:
+        more += [f"offload:{spelling}" for spelling in ("dots", *more)]
     for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *bodies, *more):
         try:
             found.append(search.of_policy(parse(spelling)))
