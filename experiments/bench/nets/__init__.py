@@ -8,7 +8,7 @@
     vgg.py           vgg16
     densenet.py      DenseNet-BC-100 for CIFAR-10
     unet.py          U-Net
-    transformer.py   ViT-S/16, GPT-2 small unrolled and scanned over its layers
+    transformer.py   plain ViT-S/16, GPT-2 small unrolled and scanned over its layers
     recurrent.py     an LSTM by scan
 
 `NETS` holds them at the sizes of the benchmark. Making one computes nothing: its arguments are shapes. Sizes that do not fit
