@@ -70,15 +70,22 @@ def join_processes(config: Config) -> None:
 def all_devices() -> Devices:
     """Returns the devices of all processes. The axis is automatic: the compiler divides the work along it.
 
-    It starts JAX's backends, where they are not yet, and before that forbids XLA:CPU fused multiply-adds on x86, unless
-    `XLA_FLAGS` says otherwise. XLA contracts a product and a sum in one fusion into one rounding, and what is fused with
-    what depends on the policy; without it all policies train a network of ReLUs to the same bits. Only the environment
-    has that say: as an option of `jax.jit` it is accepted and does nothing.
+    It starts JAX's backends, where they are not yet, and before that forbids fused multiply-adds.
+    """
+    forbid_fused_multiply_add()
+    return Devices(Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,)))
+
+
+def forbid_fused_multiply_add() -> None:
+    """Forbids XLA:CPU fused multiply-adds on x86, unless `XLA_FLAGS` says otherwise; before JAX's backends start, or in vain.
+
+    XLA contracts a product and a sum in one fusion into one rounding, and what is fused with what depends on the policy;
+    without it all policies train a network of ReLUs to the same bits. Only the environment has that say: as an option of
+    `jax.jit` it is accepted and does nothing.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if platform.machine() in ("x86_64", "AMD64") and "--xla_cpu_max_isa" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_max_isa=AVX".strip()
-    return Devices(Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,)))
 
 
 def absent_devices(count: int) -> Devices:

@@ -75,8 +75,11 @@ COUNTS = {  # name: (by hand, published)
     "vgg16": (vgg16(), 138_357_544),
     "unet": (unet(), 31_037_698),
     "densenet100": (densenet(), 769_162),
-    # Patches of 16*16*3, class token, 14*14 + 1 positions.
-    "vit_s16": (dense(768, 384) + 384 + 197 * 384 + transformer(384, 12) + dense(384, 1000), 22_050_664),
+    # Patches of 16*16*3, 16*16 positions. Published for a class token and 14*14 + 1 positions.
+    "vit_s16": (
+        dense(768, 384) + 256 * 384 + transformer(384, 12) + dense(384, 1000),
+        22_050_664 - (1 + 197 - 256) * 384,
+    ),
     "gpt2": (50257 * 768 + 1024 * 768 + transformer(768, 12), 124_439_808),
     "gpt2_scanned": (50257 * 768 + 1024 * 768 + transformer(768, 12), 124_439_808),
     # Four gates read one pixel and 512 units, with one bias each.
@@ -248,6 +251,20 @@ def test_gpt2_sees_no_later_token_and_vit_does():
         y, moved = (block.function(params[block.name], x) for x in (x, x.at[0, 3, 0].add(1.0)))
         assert bool((y[0, :3] == moved[0, :3]).all()) == causal
         assert not (y[0, 3] == moved[0, 3]).all()
+
+
+def test_vit_has_a_token_for_each_patch_and_a_head_that_reads_their_mean():
+    net = TINY["vit"]()
+    params, images, _ = example(net)
+    patches, *_ = net.body
+    tokens = patches.function(params["patches"], images)
+    assert tokens.shape == (2, 2 * 2, 16)  # patches of 16 x 16 tile 32 x 32 pixels
+    labels = np.array([1, 3], np.int32)
+    # The mean knows no order.
+    losses = [net.after(params, x, images, labels) for x in (tokens, tokens[:, ::-1])]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    moved = net.after(params, tokens.at[:, -1, 0].add(1.0), images, labels)
+    assert moved != losses[0]
 
 
 @pytest.mark.parametrize("name", ["unet", "gpt2", "lstm", "chain"])

@@ -2,15 +2,26 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
+import jax
+import numpy as np
 import pytest
 
 import jaxremat
-from experiments.bench import nets, plan, plan_cells, plan_tables
+from experiments.bench import gradients, nets, plan, plan_cells, plan_tables
 from experiments.bench.plan_cells import NO_REMAT, Cell, Figures, Planned, Result, Step
 from experiments.bench.plan_claims import CLAIMS, budgets
 from experiments.bench.plan_plots import curve, picture
-from experiments.bench.plan_verdicts import Suite, disagreements, distances, outcome, prediction_errors
+from experiments.bench.plan_verdicts import (
+    Suite,
+    compared_gradients,
+    disagreements,
+    distances,
+    outcome,
+    prediction_errors,
+    wrong_gradients,
+)
 from experiments.errors import ExperimentError
 from experiments.marked import update_block
 
@@ -116,6 +127,70 @@ def test_a_plan_that_reports_what_is_not_so_and_plans_out_of_order():
     assert not plan.is_beaten(found)
 
 
+RUN = [  # network, difference of the gradient, whether that is too much
+    ("chain16", 0.0, False),
+    ("chain16:2", 1e-45, True),
+    ("densenet100", 1e-7, True),
+    ("gpt2", 2e-5, False),
+    ("gpt2_scanned:1", 2.1e-5, True),
+    ("lstm", None, False),
+]
+
+
+@pytest.mark.parametrize(("net", "apart", "is_wrong"), RUN)
+def test_a_wrong_gradient_is_a_miss(net, apart, is_wrong):
+    place = {"net": net, "target": "local"}
+    plan_result = planned(700, 600, 8, **place, gradient_difference=apart)
+    found = suite_of(competitor(NO_REMAT, 1000, 0, **place), plan_result)
+    assert [result for result, _ in wrong_gradients(found)] == [plan_result] * is_wrong
+    assert plan.is_beaten(found) == is_wrong
+    assert (f"- miss: {net} local, budget 700 bytes: the gradient is off by" in plan_tables.markdown(found)) == is_wrong
+    assert (f"\nMISS: {net} local, budget 700 bytes: the gradient" in plan_tables.plain(found)) == is_wrong
+    assert ("  MISS" in plan.progress(plan_result, found)) == is_wrong
+
+
+def test_networks_of_relus_are_networks():
+    smooth = {"vit_s16", "gpt2", "gpt2_scanned", "lstm"}
+    assert nets.NETS.keys() - smooth == nets.RELU_NETS
+
+
+def test_a_line_says_how_far_gradients_are_apart():
+    place = partial(planned, target="local")
+    plans = [
+        place(700, 600, 8, gradient_difference=0.0),
+        place(600, 500, 9, gradient_difference=3e-7),
+        place(500, 400, 9, net="gpt2", gradient_difference=1.5e-6),
+        place(400, 300, 9, net="vgg16"),
+        planned(700, 600, 8),
+    ]
+    text = "Gradients of 3 of 4 local plans were compared with those without rematerialization: 1 bit-identical"
+    found = suite_of(*plans)
+    assert f"- {text}, the others within 1.5e-06 of a leaf's largest entry (gpt2)." in plan_tables.markdown(found)
+    assert f"\n{text}, the others" in plan_tables.plain(found)
+    assert "Gradients" not in plan_tables.markdown(suite_of(plans[3]))
+    assert text.replace("3 of 4", "1 of 1") + "." in plan_tables.markdown(suite_of(plans[0]))
+
+
+def test_the_largest_difference_is_that_of_the_worst_leaf():
+    expected = {"a": np.array([2.0, -8.0], np.float32), "b": np.array([0.5], np.float32)}
+    far = {"a": np.array([2.0, -7.0], np.float32), "b": np.array([0.375], np.float32)}
+    # 1 of 8, and 0.125 of 0.5.
+    assert gradients.largest_difference(far, expected) == 0.25
+    assert gradients.largest_difference(expected, expected) == 0.0
+    assert gradients.largest_difference([], []) == 0.0
+    nothing = np.array([np.nan], np.float32)
+    assert gradients.largest_difference(nothing, nothing) == 0.0
+    assert gradients.largest_difference(nothing, expected["b"]) == 1.0
+    assert gradients.largest_difference(expected["b"], 0 * expected["b"]) == 1.0
+    zero = np.zeros(1, np.float32)
+    # Not the same bits, and no distance apart.
+    assert 0 < gradients.largest_difference(-zero, zero) < 1e-37
+    low = jax.numpy.array([1.0, 1.5], jax.numpy.bfloat16)
+    assert gradients.largest_difference(low, low + 0.5) == 0.25
+    with pytest.raises(ValueError, match="dict"):
+        gradients.largest_difference([zero], expected)
+
+
 def claim_of(net, is_aim):
     return next(claim for claim in CLAIMS if claim.net == net and claim.is_aim == is_aim)
 
@@ -156,6 +231,10 @@ def test_results_survive_a_file(tmp_path):
     assert list(read) == [BASE.cell, second.cell, Cell("competitor", "tiny", "h100", "b")]
     assert read[BASE.cell] == BASE
     assert read[second.cell] == second
+    # A line of the time before gradients were run.
+    document = json.loads(second.to_json())
+    assert document["planned"].pop("gradient_difference") is None
+    assert plan_cells.from_json(json.dumps(document)) == second
     path.write_text(path.read_text() + '{"cell": 1}\n')
     with pytest.raises(ExperimentError, match=r"line 5 must be a result of this benchmark; it lacks .*Delete the line"):
         plan_cells.read([path])
@@ -195,6 +274,11 @@ def test_a_run_is_taken_up_where_it_was_left(tiny, tmp_path, capsys, monkeypatch
         assert result.date.startswith("20"), cell
         assert result.versions["jax"], cell
     assert not disagreements(Suite(found))
+    # It is a network of ReLUs: what is computed twice is the same twice.
+    apart = [difference for _, difference in compared_gradients(Suite(found))]
+    assert apart == [0.0] * sum(result.planned is not None for result in found.values())
+    assert f"Gradients of {len(apart)} of {len(apart)} local plans were compared" in out
+    assert f"{len(apart)} bit-identical." in out
 
     # The last line is lost: its cell alone is run again.
     path.write_text("\n".join(lines[:-1]) + "\n")
@@ -208,6 +292,19 @@ def test_a_run_is_taken_up_where_it_was_left(tiny, tmp_path, capsys, monkeypatch
     ran.clear()
     plan.main([*ARGUMENTS, "--out", str(path), "--again", "plan"])
     assert ran == plans
+
+
+def test_gradients_are_run_where_they_fit(monkeypatch):
+    net = TINY["tiny"]()
+    cell = Cell("plan", "tiny", "local", jaxremat.cost(jax.value_and_grad(net.loss), *net.args).peak_bytes)
+    apart = plan_cells.plan(cell, net).planned.gradient_difference
+    assert apart == 0.0
+    # The same plan, with the loss of another batch of random numbers: the comparison is one.
+    reference = gradients.reference(net)
+    monkeypatch.setattr(gradients, "reference", lambda net: (net.arguments(seed=1), reference[1]))
+    assert plan_cells.plan(cell, net).planned.gradient_difference > 0.01
+    monkeypatch.setattr(gradients, "_PART_OF_MEMORY", 0.0)
+    assert plan_cells.plan(cell, net).planned.gradient_difference is None
 
 
 def test_what_fails_is_a_row(tiny, monkeypatch, capsys):

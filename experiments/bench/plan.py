@@ -6,9 +6,11 @@
 
 For each network and target, no remat and the competitors are compiled, and the planner is asked for a plan within the
 peak of each, within 75 % and 50 % of that of no remat, and within the budgets of its named claims. Recomputation is that of
-convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. Every cell
-is a line of `--out`; cells that are there are not run again. The exit status is 1 where the planner is beaten. `--readme` and
-`--picture` show the results of `--out`, or those that are committed.
+convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. On `local`
+the gradient of every plan that fits is run beside that without rematerialization: networks of ReLUs have the same bits, the
+others differ by at most 2e-5 of a leaf's largest entry. Every cell is a line of `--out`; cells that are there are not run
+again. The exit status is 1 where the planner is beaten. `--readme` and `--picture` show the results of `--out`, or those that
+are committed.
 """
 
 import json
@@ -26,13 +28,14 @@ import tyro
 
 import jaxremat
 from experiments import records
-from experiments.bench import plan_cells, plan_tables
+from experiments.bench import gradients, plan_cells, plan_tables
 from experiments.bench.competitors import Competitor, competitors
 from experiments.bench.nets import NETS, Net
 from experiments.bench.plan_cells import NO_REMAT, Cell, Kind, Result
 from experiments.bench.plan_claims import CLAIMS, budgets
 from experiments.bench.plan_plots import picture
-from experiments.bench.plan_verdicts import Suite, disagreements
+from experiments.bench.plan_verdicts import Suite, disagreements, wrong_gradients
+from experiments.devices import forbid_fused_multiply_add
 from experiments.errors import ExperimentError
 from experiments.marked import update_block
 from jaxremat.errors import did_you_mean
@@ -159,6 +162,7 @@ def run(options: Options, say: Callable[[str], None]) -> tuple[Suite, int]:
             if path is not None:
                 plan_cells.append(path, result)
             say(progress(result, Suite(results)))
+        gradients.reference.cache_clear()
         jax.clear_caches()
     return Suite({cell: results[cell] for cell in asked}), left
 
@@ -178,13 +182,14 @@ def progress(result: Result, suite: Suite) -> str:
     lines = [f"{head}, plan for {plan_tables.mib(int(cell.asked))} MiB: {figures}; {tail}"]
     lines += [f"  {row.competitor.cell.asked}: {row.outcome}" for row in rows if not row.is_miss]
     lines += [f"  MISS {plan_tables.miss(row)}" for row in rows if row.is_miss]
+    lines += [f"  MISS {plan_tables.wrong(plan, apart)}" for plan, apart in wrong_gradients(suite) if plan is result]
     return "\n".join(lines)
 
 
 def is_beaten(suite: Suite) -> bool:
-    """Returns whether a row misses, a claim that is no aim does, or a plan reports what is not so."""
+    """Returns whether a row misses, a claim that is no aim does, a gradient is wrong, or a plan reports what is not so."""
     claims = any(c.is_asked(suite) and not c.holds(suite) for c in CLAIMS if not c.is_aim)
-    return claims or bool(plan_tables.misses(suite)) or bool(disagreements(suite))
+    return claims or bool(plan_tables.faults(suite)) or bool(disagreements(suite))
 
 
 def written(options: Options) -> Suite:
@@ -208,6 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.readme is not None or options.picture is not None:
             return _write(options)
+        forbid_fused_multiply_add()
         suite, left = run(options, lambda line: print(line, file=sys.stderr, flush=True))
     except (ExperimentError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -217,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(plan_tables.plain(suite))
     beaten = is_beaten(suite)
-    misses = [text for _, text in plan_tables.misses(suite)]
+    misses = plan_tables.faults(suite)
     result = {"bench": "plan", "options": asdict(options), "cells": len(suite.results), "left": left}
     print(json.dumps(result | {"misses": misses, "beaten": beaten, "versions": records.versions()}), flush=True)
     return 1 if beaten else 0

@@ -13,6 +13,7 @@ import jax
 
 import jaxremat
 from experiments import records
+from experiments.bench import gradients
 from experiments.bench.nets import Net
 from experiments.bench.recomputed import recomputed_flops
 from experiments.compare_records import hardware
@@ -90,6 +91,8 @@ class Planned:
         seconds: of planning, compilations included.
         search_seconds: of the search alone.
         attempts: the predicted and the compiled peak of all that was compiled.
+        gradient_difference: of the program's gradient from that without rematerialization, both run on this machine, as
+            `gradients.largest_difference`: 0 where all bits are the same; None where they were not run.
     """
 
     policy: str
@@ -101,6 +104,7 @@ class Planned:
     seconds: float
     search_seconds: float
     attempts: tuple[tuple[int, int], ...]
+    gradient_difference: float | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,10 @@ def compete(cell: Cell, net: Net, loss: Any) -> Result:
 
 
 def plan(cell: Cell, net: Net) -> Result:
-    """Asks the planner for the budget of a cell, and compiles what it found once more; a failure is a result that says why."""
+    """Asks the planner for the budget of a cell, and compiles what it found once more; a failure is a result that says why.
+
+    On `local` the gradient is run, too, and compared with that without rematerialization, where this fits into the memory.
+    """
 
     def work() -> dict[str, Any]:
         found = jaxremat.plan(net.loss, *net.args, budget=int(cell.asked), target=cell.target)
@@ -154,6 +161,7 @@ def plan(cell: Cell, net: Net) -> Result:
             found.seconds,
             found.search_seconds,
             tuple((a.predicted_bytes, a.peak_bytes) for a in found.attempts if a.peak_bytes is not None),
+            gradients.difference(net, planned_loss) if cell.target == "local" and gradients.fits(net) else None,
         )
         return {"figures": counted, "planned": planned}
 

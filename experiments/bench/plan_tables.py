@@ -10,10 +10,13 @@ from experiments.bench.plan_verdicts import (
     FRACTIONS,
     Row,
     Suite,
+    compared_gradients,
     disagreements,
     distances,
+    gradient_tolerance,
     part_of,
     prediction_errors,
+    wrong_gradients,
 )
 from jaxremat.text import table
 
@@ -86,6 +89,18 @@ def misses(suite: Suite) -> list[tuple[Row, str]]:
     return [(row, miss(row)) for place in suite.places for row in suite.rows(*place) if row.is_miss]
 
 
+def faults(suite: Suite) -> list[str]:
+    """Returns a sentence for each row in which the planner is at fault, and for each plan with a wrong gradient."""
+    return [*(text for _, text in misses(suite)), *(wrong(*found) for found in wrong_gradients(suite))]
+
+
+def wrong(plan: Result, apart: float) -> str:
+    """Returns a sentence about a plan whose gradient is farther off than it may be."""
+    tolerance = gradient_tolerance(plan.cell.net)
+    asked = f"at most {tolerance:g}" if tolerance else "the same bits"
+    return f"{_named(plan)}: the gradient is off by {apart:.2g} of a leaf's largest entry, asked for were {asked}"
+
+
 def miss(row: Row) -> str:
     """Returns a sentence about a row in which the planner is at fault."""
     cell, theirs, plan = row.competitor.cell, row.competitor.figures, row.plan
@@ -124,6 +139,7 @@ def sentences(suite: Suite) -> list[str]:
             f"The model's peak is off the compiled one by {percent(median(errors.values()))}, the median over {len(errors)} "
             "networks and targets of their medians."
         )
+    found += _gradients(suite)
     for result in disagreements(suite):
         assert result.figures is not None
         assert result.planned is not None
@@ -137,6 +153,20 @@ def sentences(suite: Suite) -> list[str]:
         found += [f"{_named(r)} failed: {r.why}" for r in suite.competitors(*place) if r.status == "failed"]
         found += [f"{_named(r)} {r.status}: {r.why}" for r in suite.plans(*place) if r.figures is None]
     return found
+
+
+def _gradients(suite: Suite) -> list[str]:
+    compared = compared_gradients(suite)
+    if not compared:
+        return []
+    local = sum(r.planned is not None and r.cell.target == "local" for r in suite.results)
+    same = sum(apart == 0 for _, apart in compared)
+    plan, most = max(compared, key=lambda pair: pair[1])
+    rest = f", the others within {most:.2g} of a leaf's largest entry ({plan.cell.net})" if most else ""
+    return [
+        f"Gradients of {len(compared)} of {local} local plans were compared with those without rematerialization: {same} "
+        f"bit-identical{rest}."
+    ]
 
 
 def conditions(suite: Suite) -> str:
@@ -162,7 +192,7 @@ def plain(suite: Suite) -> str:
         table(ROW_HEADINGS, rows(suite), right=(3, 4, 5, 6, 7, 9)),
         table(SUMMARY_HEADINGS, summary(suite), right=right),
         LEGEND,
-        "\n".join([*(f"MISS: {text}" for _, text in misses(suite)), *sentences(suite), conditions(suite)]),
+        "\n".join([*(f"MISS: {text}" for text in faults(suite)), *sentences(suite), conditions(suite)]),
     ]
     return "\n\n".join(parts)
 
@@ -170,7 +200,7 @@ def plain(suite: Suite) -> str:
 def markdown(suite: Suite) -> str:
     """Returns everything as Markdown: the summary, what is to be said about it, and the rows, folded."""
     parts = [_marked_down(SUMMARY_HEADINGS, summary(suite), 2), LEGEND]
-    told = [*(f"miss: {text}" for _, text in misses(suite)), *sentences(suite)]
+    told = [*(f"miss: {text}" for text in faults(suite)), *sentences(suite)]
     if told:
         parts.append("\n".join(f"- {text}" for text in told))
     full = _marked_down(ROW_HEADINGS, rows(suite), 3)

@@ -6,11 +6,14 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
+from experiments.bench.nets import RELU_NETS
 from experiments.bench.plan_cells import NO_REMAT, Cell, Figures, Planned, Result, Step
 
 Outcome = Literal["less", "same", "nothing", "more", "over budget", "no plan", "failed", "saves nothing", "not asked"]
 MISSES: tuple[Outcome, ...] = ("more", "over budget", "no plan", "failed")
 FRACTIONS = (0.75, 0.5)
+# How far a gradient may be from that without rematerialization, as a part of a leaf's largest entry, where not bit by bit.
+TOLERANCE = 2e-5
 # Of budgets that differ by less than one part in so many, the smallest stands for all.
 NEAR = 1000
 
@@ -165,6 +168,30 @@ def prediction_errors(suite: Suite) -> dict[tuple[str, str], float]:
         if pairs:
             found[place] = median(abs(predicted - compiled) / compiled for predicted, compiled in pairs)
     return found
+
+
+def compared_gradients(suite: Suite) -> Sequence[tuple[Result, float]]:
+    """Returns the plans whose gradient was run beside that without rematerialization, each with the difference."""
+    return [
+        (r, r.planned.gradient_difference)
+        for r in suite.results
+        if r.planned is not None and r.planned.gradient_difference is not None
+    ]
+
+
+def gradient_tolerance(net: str) -> float:
+    """Returns how far the gradient of a network may be off, by its spelling at `--nets`: 0 for one of ReLUs.
+
+    Example:
+        >>> gradient_tolerance("resnet18:16"), gradient_tolerance("gpt2")
+        (0.0, 2e-05)
+    """
+    return 0.0 if net.partition(":")[0] in RELU_NETS else TOLERANCE
+
+
+def wrong_gradients(suite: Suite) -> Sequence[tuple[Result, float]]:
+    """Returns the plans whose gradient is farther from that without rematerialization than it may be."""
+    return [(r, apart) for r, apart in compared_gradients(suite) if apart > gradient_tolerance(r.cell.net)]
 
 
 def disagreements(suite: Suite) -> Sequence[Result]:

@@ -8,11 +8,12 @@
     vgg.py           vgg16
     densenet.py      DenseNet-BC-100 for CIFAR-10
     unet.py          U-Net
-    transformer.py   ViT-S/16, GPT-2 small unrolled and scanned over its layers
+    transformer.py   plain ViT-S/16, GPT-2 small unrolled and scanned over its layers
     recurrent.py     an LSTM by scan
 
-`NETS` holds them at the sizes of the benchmark. Making one computes nothing: its arguments are shapes. Sizes that do not fit
-each other raise an `ExperimentError`.
+`NETS` holds them at the sizes of the benchmark, and `RELU_NETS` names those whose only nonlinearities, beside norms, pooling
+and the loss, are ReLUs: gradients are there the same bits whatever is recomputed. Making one computes nothing: its arguments
+are shapes. Sizes that do not fit each other raise an `ExperimentError`.
 """
 
 from collections.abc import Callable
@@ -41,9 +42,11 @@ NETS: dict[str, Callable[[], Net]] = {
     "gpt2_scanned": partial(gpt2, scanned=True),
     "lstm": lstm,
 }
+RELU_NETS = frozenset(("chain16", "chain64", "resnet18", "wrn16_4", "resnet50", "vgg16", "unet", "densenet100"))
 
 __all__ = [
     "NETS",
+    "RELU_NETS",
     "Block",
     "Loop",
     "Net",
