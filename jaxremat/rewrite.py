@@ -256,15 +256,15 @@ class _Writer:
         Where the equation that wants them prepares its operands, all that is large passes a gate.
         """
         forward, late, frontier = self._missing(wanted)
-        while steps := self._steps(forward, wanted):
+        while steps := self._steps(forward):
             # On the way to them all else is recomputed for them alone.
             self._write(*self._missing(steps), steps, gate_on, only=set(steps))
             forward, late, frontier = self._missing(wanted)
         self._write(forward, late, frontier, wanted, gate_on, prepares=prepares)
 
-    def _steps(self, forward: Sequence[int], wanted: Sequence[Var]) -> list[Var]:
-        """The values of the lowest level that are to be kept, and are recomputed on the way to others."""
-        on_the_way = [v for i in forward for v in self.graph.forward[i].outvars if v in self.again and v not in wanted]
+    def _steps(self, forward: Sequence[int]) -> list[Var]:
+        """The values of the lowest level that are to be kept, and are recomputed now."""
+        on_the_way = [v for i in forward for v in self.graph.forward[i].outvars if v in self.again]
         lowest = min((self.again[v] for v in on_the_way), default=0)
         return [v for v in on_the_way if self.again[v] == lowest]
 
@@ -416,7 +416,8 @@ class _Writer:
 
 def _traced(function: Callable[[Any], Any], operand: Atom) -> tuple[Sequence[JaxprEqn], Var]:
     """Returns the equations of a function of one value, and its result."""
-    traced = jax.make_jaxpr(function)(operand.aval).jaxpr
+    # A function of its own: JAX keeps what it traced, and the same variables would be written twice.
+    traced = jax.make_jaxpr(lambda x: function(x))(operand.aval).jaxpr
     eqns, names = inline(traced.eqns, {traced.invars[0]: operand})
     out = resolve(traced.outvars[0], names)
     assert isinstance(out, Var)

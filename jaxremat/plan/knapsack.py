@@ -6,12 +6,11 @@ there, and what later ones stored is gone. So with a room of m bytes left at wai
     best(a, m) = min over stretches a..b and their options that need at most m:  cost + best(b, m - stored)
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from jaxremat.plan.segments import Option, Stretch
+from jaxremat.plan.segments import Option, Stretch, slot_of
 
 _SLOTS = 2048
 
@@ -27,16 +26,13 @@ class Knapsack:
 
     def __init__(self, stretches: Sequence[Stretch], waists: int, most_bytes: int) -> None:
         self._last = waists - 1
-        common = math.gcd(*(option.stored_bytes for stretch in stretches for option in stretch.options)) or 1
-        # Exact where sizes have a large common divisor.
-        finest = max(1, most_bytes // _SLOTS)
-        self._slot = common if finest <= common <= 16 * finest else finest
+        self._slot = slot_of(stretches, most_bytes // _SLOTS)
         self._slots = most_bytes // self._slot + 1
         self._moves: list[list[tuple[Stretch, Option, int, int]]] = [[] for _ in range(waists)]
         for stretch in stretches:
             for option in stretch.options:
                 stored = -(-option.stored_bytes // self._slot)
-                needed = max(stored, -(-max(option.most_bytes, stretch.forward_bytes) // self._slot))
+                needed = max(stored, -(-max(option.needed_bytes, stretch.forward_bytes) // self._slot))
                 self._moves[stretch.start].append((stretch, option, stored, needed))
         self._best = np.full((waists, self._slots), np.inf)
         self._best[self._last] = 0.0

@@ -231,11 +231,12 @@ class _Recomputation:
         wanted = [n for n in wants if n not in self._there]
         if wanted:
             missing, frontier = self._missing(wanted)
-            while self._again and (steps := self._steps(missing, wanted)):
+            while self._again and (steps := self._steps(missing)):
                 self._recompute(time, *self._missing(steps), operation, only=set(steps))
                 self._starts.update(steps)
                 missing, frontier = self._missing(wanted)
-            self._recompute(time, missing, frontier, operation)
+            if missing:
+                self._recompute(time, missing, frontier, operation)
         self._fetch(time, wants)
         self.program.append(operation)
         self.times.append(time)
@@ -262,10 +263,10 @@ class _Recomputation:
                 todo += forward[maker[number]].reads
         return sorted(again), frontier
 
-    def _steps(self, missing: Sequence[int], wanted: Collection[int]) -> list[int]:
-        """The values of the lowest level that are to be kept, and are recomputed on the way to others."""
+    def _steps(self, missing: Sequence[int]) -> list[int]:
+        """The values of the lowest level that are to be kept, and are recomputed now."""
         made = (n for position in missing for n in self._operations.forward[position].writes)
-        on_the_way = [n for n in made if n in self._again and n not in wanted and n not in self._there]
+        on_the_way = [n for n in made if n in self._again and n not in self._there]
         lowest = min((self._again[n] for n in on_the_way), default=0)
         return [n for n in on_the_way if self._again[n] == lowest]
 

@@ -6,6 +6,7 @@ recompute the rest from the border before. What an option needs at most while it
 by `Lifetimes`; that is its own affair alone, so that the best combination can be found by dynamic programming.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ class Option:
         cost: of what runs again, and of what goes to the host and back.
         most_bytes: the most in use during its backward pass, but inputs and what earlier stretches store.
         host: those of the stored values that are kept in host memory.
+        forward_bytes: the most in use during its forward pass, but inputs and what earlier stretches store.
     """
 
     stored: frozenset[int]
@@ -36,19 +38,30 @@ class Option:
     cost: float
     most_bytes: int
     host: frozenset[int] = frozenset()
+    forward_bytes: int = 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most in use in either pass."""
+        return max(self.stored_bytes, self.most_bytes, self.forward_bytes)
 
 
 @dataclass(frozen=True)
 class Stretch:
     """The forward operations behind waist `start` up to waist `end`, and the ways to treat them.
 
-    `forward_bytes` is the most in use in its forward pass, but inputs and what is stored before it.
+    Attributes:
+        start, end: the waists.
+        forward_bytes: the most in use in its forward pass, but inputs and what is stored before it, if it keeps nothing.
+        options: the ways.
+        border_bytes: of the values at its end, those that its own backward pass reads, and that are there until then.
     """
 
     start: int
     end: int
     forward_bytes: int
     options: Sequence[Option]
+    border_bytes: int = 0
 
 
 class Segments:
@@ -150,14 +163,44 @@ class Segments:
                     + (self.host_price or 0.0) * sum(operations.sizes[n] for n in host),
                     profile.most_bytes,
                     host,
+                    self._forward_bytes(kept - host, start, end),
                 )
-        forward = self.lifetimes.forward_bytes[start + 1 : end + 1]
-        return Stretch(a, b, int(forward.max(initial=0)), _undominated(options.values()))
+        wanted = {n for t in window for n in operations.backward[t].reads}
+        return Stretch(
+            a,
+            b,
+            self._forward_bytes((), start, end),
+            _undominated(options.values()),
+            sum(operations.sizes[n] for n in border & wanted),
+        )
+
+    def _forward_bytes(self, kept: Iterable[int], start: int, end: int) -> int:
+        """The most in use while the operations of a stretch run, if some of its values are kept beyond their last use."""
+        live = self.lifetimes.forward_bytes[start + 1 : end + 1].copy()
+        for number in kept:
+            last = self.operations.last_read.get(number, self.operations.place[number])
+            live[max(0, last - start) :] += self.operations.sizes[number]
+        return int(live.max(initial=0))
+
+
+def slot_of(stretches: Iterable[Stretch], least_bytes: int) -> int:
+    """Returns the unit to count bytes in: at least so many, and what all stored sizes share if that is not far more.
+
+    Then nothing is rounded but what is needed beside them.
+    """
+    common = math.gcd(*(option.stored_bytes for stretch in stretches for option in stretch.options)) or 1
+    least_bytes = max(1, least_bytes)
+    return common if least_bytes <= common <= 64 * least_bytes else least_bytes
 
 
 def _undominated(options: Iterable[Option]) -> list[Option]:
     kept = list[Option]()
     for option in sorted(options, key=lambda o: (o.cost, o.stored_bytes, o.most_bytes)):
-        if not any(k.stored_bytes <= option.stored_bytes and k.most_bytes <= option.most_bytes for k in kept):
+        if not any(
+            k.stored_bytes <= option.stored_bytes
+            and k.most_bytes <= option.most_bytes
+            and k.forward_bytes <= option.forward_bytes
+            for k in kept
+        ):
             kept.append(option)
     return kept
