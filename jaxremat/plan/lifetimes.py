@@ -170,11 +170,16 @@ class Lifetimes:
         host: Collection[int],
     ) -> "_Recomputation":
         recomputation = _Recomputation(self.operations, stored, given, again, host)
+        operations, idle, wants = self.operations.backward, self._idle, self._wants
         for time in window:
-            operation = self.operations.backward[time]
-            if operation.reads or operation.writes:
-                recomputation.run(time, operation, self._wants[time])
+            if time not in idle:
+                recomputation.run(time, operations[time], wants[time])
         return recomputation
+
+    @cached_property
+    def _idle(self) -> set[int]:
+        """The backward operations that neither read nor write what has a number."""
+        return {t for t, operation in enumerate(self.operations.backward) if not (operation.reads or operation.writes)}
 
     @cached_property
     def _wants(self) -> list[tuple[int, ...]]:
@@ -228,18 +233,23 @@ class _Recomputation:
 
     def run(self, time: int, operation: Operation, wants: Sequence[int]) -> None:
         """Adds a backward operation and the recomputation of the forward values that it wants."""
-        wanted = [n for n in wants if n not in self._there]
-        if wanted:
-            missing, frontier = self._missing(wanted)
-            while self._again and (steps := self._steps(missing)):
-                self._recompute(time, *self._missing(steps), operation, only=set(steps))
-                self._starts.update(steps)
-                missing, frontier = self._missing(wanted)
-            if missing:
-                self._recompute(time, missing, frontier, operation)
-        self._fetch(time, wants)
+        if wants:
+            if wanted := [n for n in wants if n not in self._there]:
+                self._remake(time, operation, wanted)
+            if self._to_fetch:
+                self._fetch(time, wants)
         self.program.append(operation)
         self.times.append(time)
+
+    def _remake(self, time: int, operation: Operation, wanted: Sequence[int]) -> None:
+        """Adds the recomputation of forward values, level by level."""
+        missing, frontier = self._missing(wanted)
+        while self._again and (steps := self._steps(missing)):
+            self._recompute(time, *self._missing(steps), operation, only=set(steps))
+            self._starts.update(steps)
+            missing, frontier = self._missing(wanted)
+        if missing:
+            self._recompute(time, missing, frontier, operation)
 
     def _fetch(self, time: int, wanted: Iterable[int]) -> None:
         """Adds the copies of values in host memory that are not there yet."""
@@ -281,7 +291,8 @@ class _Recomputation:
         if not frontier <= self._gate or not self._gate:
             self._gate = frontier
             self.gated.add(max(operation.reads))
-        self._fetch(time, frontier)
+        if self._to_fetch:
+            self._fetch(time, frontier)
         passing = dict[int, int]()
         for position in missing:
             forward = self._operations.forward[position]
