@@ -209,7 +209,8 @@ def _decision(choice: Choice, value: Value) -> tuple[Decision, str]:
     graph = choice.graph
     if value.var in choice.kept:
         mark = choice.kept[value.var]
-        return ("offloaded" if mark.host else "stored"), mark.selector
+        is_on_host = mark.host or compat.is_on_host(value.var.aval)
+        return ("offloaded" if is_on_host else "stored"), mark.selector
     if (root := graph.root(value.var)) is not value.var:
         shown = (
             f"value {graph.value_of[root].position}" if isinstance(root, Var) and root in graph.value_of else "an input"

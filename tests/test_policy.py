@@ -31,6 +31,8 @@ SPELLINGS = [
     "segments:4",
     "segments:sqrt",
     "values:3,17",
+    "values:3,17^",
+    "values:3^/5@9f86d081",
     "offload:names:conv_out",
     "offload:dots",
     "budget:2GiB",
@@ -58,6 +60,7 @@ def test_round_trip(text):
         ("names:b,a,b", "names:a,b"),
         ("names:a+dots", "dots+names:a"),
         ("dots+dots", "dots"),
+        ("values:3^+values:3,5^", "values:3,5^"),
         ("nothing+dots", "dots"),
         ("everything+dots", "everything"),
         ("names:a+names:b", "names:a,b"),
@@ -85,6 +88,7 @@ STORING = st.one_of(
     st.lists(TAGS, min_size=1, max_size=3).map(lambda tags: p.Names(tuple(tags))),
     st.lists(TAGS, min_size=1, max_size=3).map(lambda tags: p.Paths(tuple(tags))),
     st.lists(st.integers(0, 999), min_size=1, max_size=3).map(lambda i: p.Values(tuple(i))),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3).map(lambda i: p.Values(tuple(i), host=tuple(i[:1]))),
     st.dictionaries(WORDS, st.sampled_from(p.ACTIONS), min_size=1, max_size=3).map(lambda d: p.Ops(tuple(d.items()))),
 )
 PARTS = st.one_of(STORING, STORING.map(p.Offload), st.just(p.Nothing()))
@@ -140,6 +144,8 @@ def test_ambiguous_words(word):
         ("segments:sqr", "Did you mean 'sqrt'"),
         ("segments:1.5", "a number or sqrt"),
         ("values:-1", "whole numbers"),
+        ("values:^", "whole numbers"),
+        ("values:1/2^", "whole numbers"),
         ("budget:2 elephants", "2GiB, 500MB, 60% or fits"),
         ("budget:0", "2GiB"),
         ("budget:140%", "at most 100%"),

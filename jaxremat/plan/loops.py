@@ -23,7 +23,7 @@ from jaxremat.plan.operations import Operation
 from jaxremat.plan.search import Bodies, Search, exactly
 from jaxremat.plan.subject import Picture, Subject
 
-_MOST_RUNS = 3
+_MOST_RUNS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +112,13 @@ class LoopSearch(Search):
         return stored_sets(picture.operations, self._cost, self._host_price)
 
     @cached_property
+    def runs(self) -> list[int]:
+        """Into runs of how many steps the main scan may be cut: the numbers nearest to the root of its length."""
+        length = 1 if self._main is None else self._main.times
+        found = (n for n in range(2, length) if length % n == 0)
+        return sorted(found, key=lambda n: abs(math.log(n * n / length)))[:_MOST_RUNS]
+
+    @cached_property
     def variants(self) -> list[Variant]:
         """What may be stored inside of the scans, the least recomputation first."""
         found = {variant.policies: variant for variant in self._variants()}
@@ -120,9 +127,7 @@ class LoopSearch(Search):
     def _variants(self) -> Iterator[Variant]:
         if self._main is None:
             return
-        length = self._main.times
-        runs = sorted((n for n in range(2, length) if length % n == 0), key=lambda n: abs(math.log(n * n / length)))
-        for run in (0, *runs[:_MOST_RUNS]):
+        for run in (0, *self.runs):
             for chosen in self._main_sets:
                 for small in (True,) if run else (True, False):
                     yield Variant(tuple(self._body(scan, run, chosen, small) for scan in self._scans))

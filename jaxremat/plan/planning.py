@@ -25,6 +25,8 @@ from jaxremat.text import human_bytes
 _ROUNDS, _MOST_ROUNDS = 5, 8  # the latter while nothing has fitted
 # Where the plan for a limit was compiled before, so many beside it are tried, at distances that double from this part on.
 _NUDGES, _NUDGE = 10, 8192
+# So many standard policies that are expected to need little are asked where nothing has fitted.
+_LEAN = 4
 # Another round must promise to save at least this part of a forward pass.
 _WORTH = 0.001
 # The model's limit moves by at least this part.
@@ -183,7 +185,9 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
         if (fit := best_fit()) is None or candidate.order < fit.candidate.order:
             ask(candidate)
     if best_fit() is None:
-        for candidate in (search.leanest(), *sorted(known, key=lambda c: c.predicted_bytes)[:1]):
+        ask(search.leanest())
+    for candidate in sorted(known, key=lambda c: c.predicted_bytes)[:_LEAN]:
+        if best_fit() is None:
             ask(candidate)
     return best_fit() or min((baseline, *verdicts), key=lambda v: v.peak_bytes), seconds
 

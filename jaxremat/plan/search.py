@@ -21,7 +21,7 @@ from jaxremat.plan.subject import Picture, Subject
 # Limits are tried in steps of this part of the peak without rematerialization, from and to these parts of the limit.
 _GRID, _FROM, _TO = 200, 0.8, 1.05
 
-# Where more than this part of the forward pass' contractions would run again, several levels are tried.
+# Where more than this part of the forward pass' contractions would run again or could meanwhile, several levels are tried.
 _MUCH = 0.5
 
 Bodies = tuple[tuple[int, p.Policy], ...]
@@ -57,6 +57,11 @@ class Search:
         self.lifetimes = self.picture.lifetimes
         self.sets = stored_sets(self.operations, cost, self._host_price)
         self._known = dict[tuple[frozenset[int], tuple[frozenset[int], ...], frozenset[int]], Candidate]()
+
+    @cached_property
+    def runs(self) -> list[int]:
+        """Into runs of how many steps its scans may be cut."""
+        return []
 
     @cached_property
     def segments(self) -> Segments:
@@ -108,9 +113,9 @@ class Search:
         mixed = self._fitting(self._mixture, (*near, limit_bytes), limit_bytes)
         whole = (c for c in self._unmixed if c.predicted_bytes <= limit_bytes)
         found = min((c for c in (mixed, *whole) if c is not None), key=lambda c: c.order, default=None)
-        if found is not None and found.contraction_flops < _MUCH * self.forward_contractions:
+        if found is not None and found.order[0] < _MUCH * self.forward_contractions:
             return found
-        # So much is recomputed, or nothing fits at all, that a second time may be cheaper.
+        # So much is recomputed, or goes to the host, or nothing fits at all, that a second time may be cheaper.
         nested = self._fitting(self._nested, near, limit_bytes)
         return min((c for c in (found, nested) if c is not None), key=lambda c: c.order, default=None)
 

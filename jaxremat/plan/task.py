@@ -82,14 +82,15 @@ def standard(search: Search) -> list[Candidate]:
     names = any(labels.names for labels in search.graph.labels.values())
     segments = (f"segments:{count}" for count in _SEGMENTS)
     scans = search.subject.scans
-    # What is commonly done: the body of a scan is rematerialized, and the function round it is not.
-    bodies = [f"loops:everything{f'|{body}' * scans}" for body in ("dots", "nothing")] if scans else []
+    # What is commonly done: the body of a scan is rematerialized, in runs or not, and the function round it is not.
+    inside = ["dots", "nothing", *(f"{run}*nothing" for run in search.runs)] if scans else []
+    bodies = [f"loops:everything{f'|{body}' * scans}" for body in inside]
     more = ["names:*"] if names else []
     if search.link is not None:
         more += [f"offload:{spelling}" for spelling in ("dots", *more)]
     for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *bodies, *more):
         try:
             found.append(search.of_policy(parse(spelling)))
-        except PolicyError:  # segments of a function that cannot be cut
+        except PolicyError:  # segments of a function that cannot be cut; runs that are not those of all its scans
             continue
     return sorted(found, key=lambda c: c.order)
