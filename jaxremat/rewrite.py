@@ -203,7 +203,8 @@ class _Writer:
         if prepares:
             passed = self._passed(self._early(eqn.invars), gate_on, eqn)
         invars = [passed[a] if isinstance(a, Var) and a in passed else self._current(a) for a in eqn.invars]
-        self.eqns.append(eqn.replace(invars=invars))
+        written = eqn.replace(invars=invars)
+        self.eqns.append(compat.with_own_zero(written) if eqn.primitive.name == "select_and_scatter_add" else written)
         out = eqn.outvars[0]
         if out in self.ends and self._frees(eqn):
             self.finishing[self.ends[out]] = gate_on

@@ -154,19 +154,7 @@ class Operations:
             name in _PRODUCTS,
             name in REDUCTIONS,
             is_sum=name == "add_any",
-            work_bytes=self._scattered_bytes(eqn) if name == "select_and_scatter_add" else 0,
         )
-
-    def _scattered_bytes(self, eqn: JaxprEqn) -> int:
-        """What the gradient of pooling needs while it runs, on GPUs.
-
-        There the places of the maxima are found first, in arrays of values and places of each pass, and the zeros that are added
-        to are an array of their own (OpenXLA's SelectAndScatterExpander).
-        """
-        if not self._fuses_reductions:
-            return 0
-        source, operand = (size_bytes(v.aval) for v in eqn.invars[:2])
-        return operand + 4 * source
 
     @cached_property
     def maker(self) -> list[int]:
