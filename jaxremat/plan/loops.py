@@ -7,7 +7,7 @@ stored (Chen et al. 2016, section 4.3).
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxremat import policy as p
@@ -119,16 +119,29 @@ class LoopSearch(Search):
         return sorted(found, key=lambda n: abs(math.log(n * n / length)))[:_MOST_RUNS]
 
     @cached_property
+    def _between(self) -> list[StoredSet]:
+        """Sets that no price singles out: each of those that one does, but for one value."""
+        return [replace(chosen, stored=chosen.stored - {n}) for chosen in self._main_sets for n in chosen.stored]
+
+    @cached_property
     def variants(self) -> list[Variant]:
         """What may be stored inside of the scans, the least recomputation first."""
         found = {variant.policies: variant for variant in self._variants()}
-        return sorted(found.values(), key=lambda variant: (variant.floor, variant.stored_bytes))
+        ordered = sorted(found.values(), key=lambda variant: (variant.floor, variant.stored_bytes))
+        least = dict[tuple[int, ...], int]()  # for each way to cut into runs, what the variants so far store at least
+        kept = list[Variant]()
+        for variant in ordered:
+            runs = tuple(body.run for body in variant.bodies)
+            if variant.stored_bytes < least.get(runs, variant.stored_bytes + 1):
+                least[runs] = variant.stored_bytes
+                kept.append(variant)
+        return kept
 
     def _variants(self) -> Iterator[Variant]:
         if self._main is None:
             return
         for run in (0, *self.runs):
-            for chosen in self._main_sets:
+            for chosen in self._main_sets if run else (*self._main_sets, *self._between):
                 for small in (True,) if run else (True, False):
                     yield Variant(tuple(self._body(scan, run, chosen, small) for scan in self._scans))
                 if self.link is not None and not run:
