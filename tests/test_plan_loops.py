@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from plans import search_of
 from programs import counts, same
 
 import jaxremat
 from jaxremat import policy as p
 from jaxremat.flops import count_flops
+from jaxremat.plan.task import standard
 
 LENGTH, SIDE, ROWS = 12, 32, 256
 
@@ -160,3 +162,30 @@ def test_bodies_are_compiled_once_each():
     """A planned scan stays a scan: its body is in the program once for the forward and once for the backward pass."""
     found = jaxremat.plan(scanned, *shapes(), budget="75%", compile=False)
     assert counts(jax.grad(jaxremat.remat(scanned, found)), *arguments())["dot_general"] <= 4
+
+
+@pytest.mark.parametrize("loss", [scanned, two, nested], ids=lambda f: f.__name__)
+def test_what_bodies_lead_to_at_least(loss):
+    """The search skips bodies by what they store and cost at least: no candidate with them stays below that."""
+    search = search_of(loss, *shapes(), platform="gpu")
+    everything = search.everything.predicted_bytes
+    assert [v.floor for v in search.variants] == sorted(v.floor for v in search.variants)
+    for variant in search.variants:
+        inner = search._search(variant)
+        for candidate in (inner.leanest(), inner.best(everything)):
+            assert candidate is not None
+            assert candidate.order[0] >= variant.floor[0]
+            assert candidate.cost >= variant.floor[1] * (1 - 1e-9)
+            assert candidate.predicted_bytes >= search.input_bytes + variant.stored_bytes
+
+
+def test_bodies_without_small_values():
+    """A step may store nothing at all: not even the sum of its carry, of which twelve would be stacked."""
+    search = search_of(scanned, *shapes(), platform="gpu")
+    stored = [body.stored_bytes for variant in search.variants for body in variant.bodies if not body.run]
+    assert min(stored) == 0
+
+
+def test_runs_compete_as_they_are_commonly_made():
+    known = [str(c.policy) for c in standard(search_of(scanned, *shapes()))]
+    assert {"loops:everything|dots", "loops:everything|nothing", "loops:everything|3*nothing"} <= set(known)

@@ -90,3 +90,45 @@ def test_what_a_maximum_was_taken_of_waits_for_the_cotangent():
     operand = scatter.invars[1]
     assert operand.aval.shape == (ROWS * 8, SIDE)
     assert source(made_by, operand).primitive.name == "optimization_barrier"
+
+
+def biased(ws, bs, x):
+    for w, b in zip(ws, bs):
+        x = jnp.tanh(x @ w + b)
+    return (x**2).sum()
+
+
+def test_what_follows_the_gradient_of_a_bias_waits_for_it():
+    """It is the sum of a cotangent over rows, which compilers begin at once and end when all else is done."""
+    args = [shapes(SIDE, SIDE)] * DEPTH, [shapes(SIDE)] * DEPTH, shapes(ROWS, SIDE)
+    jaxpr, made_by = equations_of(biased, "dots", *args)
+    biases = [v for v in jaxpr.outvars if v.aval.shape == (SIDE,)]
+    assert len(biases) == DEPTH
+    waiting = set()
+    for bias in biases:
+        row = made_by[bias].invars[0]  # the sum over rows is one row, of which JAX takes the sum again
+        barrier = made_by[row]
+        assert barrier.primitive.name == "optimization_barrier"
+        assert [v.aval.shape for v in barrier.outvars] == [(1, SIDE), (ROWS, SIDE)]
+        waiting.add(barrier.outvars[1])
+    weights = [eqn for eqn in named(jaxpr, "dot_general") if eqn.outvars[0].aval.shape == (SIDE, SIDE)]
+    assert {eqn.invars[0] for eqn in weights} == waiting
+
+
+def gates_of_weights(rows, is_body):
+    """How many gradients of weights the rest waits for."""
+    args = [shapes(SIDE, SIDE)] * DEPTH, shapes(rows, SIDE)
+    program, _, _ = jaxremat.remat(dense, "dots").program(*args)
+    choice = program.cut((True,) * (DEPTH + 1)).choice
+    closed = backward_program(choice, (False,) * len(choice.graph.outputs), is_body).program.jaxpr
+    made_by = {v: eqn for eqn in closed.eqns for v in eqn.outvars}
+    weights = [v for v in closed.outvars if v.aval.shape == (SIDE, SIDE)]
+    assert len(weights) == DEPTH
+    return sum(made_by[v].primitive.name == "optimization_barrier" for v in weights)
+
+
+def test_in_a_loop_only_what_frees_more_than_it_takes():
+    """A weight has SIDE · SIDE numbers, and what its gradient reads rows · SIDE."""
+    assert gates_of_weights(2 * SIDE, is_body=False) == gates_of_weights(2 * SIDE, is_body=True) == DEPTH
+    assert gates_of_weights(SIDE // 2, is_body=False) == DEPTH
+    assert gates_of_weights(SIDE // 2, is_body=True) == 0
