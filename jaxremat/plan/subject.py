@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from jaxremat import compat
 from jaxremat import policy as p
 from jaxremat.arguments import name_of
 from jaxremat.choice import Choice, choose
@@ -58,7 +59,7 @@ class Subject:
     def carries(self) -> list[int]:
         """For every scan that the function runs, those inside of other scans' bodies left out, how many values its carry has."""
         scans = (eqn for eqn in inline(self.function.jaxpr.eqns, {})[0] if eqn.primitive.name == "scan")
-        return [eqn.params["num_carry"] for eqn in scans]
+        return [len(compat.scan_parts(eqn, eqn.invars)[1]) for eqn in scans]
 
     @property
     def scans(self) -> int:
