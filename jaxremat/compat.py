@@ -24,8 +24,6 @@ from jax.core import Tracer
 from jax.extend import core as _core
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core import primitives as _primitives
-from jax.interpreters import ad as _ad
-from jax.interpreters import batching as _batching
 
 from jaxremat.frames import is_library
 
@@ -162,62 +160,15 @@ def scan_parts(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[list[Any], list[Any]
     return list(args[:first]), list(args[first:last]), list(args[last:])
 
 
-def with_own_zero(eqn: JaxprEqn) -> JaxprEqn:
-    """Returns the gradient of max pooling so that its zeros are nobody else's when compiled for a GPU.
+def select_and_scatter(operand: Any, source: Any, zero: Any, *, select: Any, window: Any, strides: Any) -> Any:
+    """Returns zeros of the operand's shape to which each value of `source` is added where its window selects one.
 
-    XLA's GPU compiler adds the gradient to an array of zeros. Those are a constant, and the same constant as the zeros of
-    every ReLU of that shape: made once, in the forward pass, and kept. (OpenXLA's SelectAndScatterExpander.)
+    The primitive `select` compares two values; windows are not padded.
     """
-    return eqn.replace(primitive=_select_and_scatter_add())
-
-
-@cache
-def _select_and_scatter_add() -> Any:
-    """JAX's primitive of that name, but for what it becomes on GPUs; its derivatives and batches are JAX's own."""
-    theirs = _primitives.select_and_scatter_add_p
-    ours = _core.Primitive(theirs.name)
-    ours.abstract_eval = theirs.abstract_eval
-    ours.def_impl(theirs.bind)
-    _ad.primitive_jvps[ours] = _ad.primitive_jvps[theirs]
-    _ad.primitive_transposes[ours] = _ad.primitive_transposes[theirs]
-
-    def batched(args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[Any, int]:
-        return jax.vmap(lambda *xs: theirs.bind(*xs, **params), tuple(dims))(*args), 0
-
-    _batching.primitive_batchers[ours] = batched
-    _mlir.register_lowering(ours, _mlir.lower_fun(theirs.bind, multiple_results=False))
-    _mlir.register_lowering(ours, _mlir.lower_fun(_scattered, multiple_results=False), platform="gpu")
-    return ours
-
-
-def _scattered(
-    source: Any,
-    operand: Any,
-    *,
-    select_prim: Any,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-) -> Any:
-    """As JAX has it for GPUs, where the operand is padded first, with a zero that is no constant."""
-    zero, source = jax.lax.optimization_barrier((np.zeros((), source.dtype), source))
-    dtype = operand.dtype
-    is_float = jax.numpy.issubdtype(dtype, np.inexact)
-    least, most = (-np.inf, np.inf) if is_float else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    never = np.asarray(least if select_prim.name == "ge" else most, dtype)
-    padded = jax.lax.pad(operand, never, [(low, high, 0) for low, high in padding])
-    out = _windows._select_and_scatter(
-        padded,
-        lambda x, y: select_prim.bind(x, y),
-        window_dimensions,
-        window_strides,
-        [(0, 0)] * len(padding),
-        source,
-        zero,
-        jax.lax.add,
+    padding = [(0, 0)] * operand.ndim
+    return _windows._select_and_scatter(
+        operand, lambda x, y: select.bind(x, y), window, strides, padding, source, zero, jax.lax.add
     )
-    starts = [low for low, _ in padding]
-    return jax.lax.slice(out, starts, [low + size for low, size in zip(starts, operand.shape)])
 
 
 def varying_axes(aval: Any) -> frozenset[str]:

@@ -4,7 +4,10 @@ Calls that carry a meaning of their own stay whole: control flow, `custom_jvp` a
 their derivative rules), `jax.checkpoint`, and jitted functions with shardings of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
 
 from jaxremat import compat
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
@@ -73,3 +76,13 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
         body = eqn.params["call_jaxpr"]
         return body if not compat.constants(body)[0] else None
     return None
+
+
+def traced(function: Callable[[Any], Any], operand: Atom) -> tuple[Sequence[JaxprEqn], Var]:
+    """Returns the equations of a function of one value, and its result."""
+    # A function of its own: JAX keeps what it traced, and the same variables would be written twice.
+    traced = jax.make_jaxpr(lambda x: function(x))(operand.aval).jaxpr
+    eqns, names = inline(traced.eqns, {traced.invars[0]: operand})
+    out = resolve(traced.outvars[0], names)
+    assert isinstance(out, Var)
+    return eqns, out

@@ -19,11 +19,12 @@ from jaxremat import policy as p
 from jaxremat.choice import Choice, check_matches, choose
 from jaxremat.compat import ClosedJaxpr, JaxprEqn
 from jaxremat.errors import PolicyError, RematWarning
+from jaxremat.forward import forward_program
 from jaxremat.frames import user_stacklevel
 from jaxremat.graph import Graph, run, trace_gradient
 from jaxremat.inline import called
 from jaxremat.lint import waste
-from jaxremat.rewrite import Backward, backward_program, forward_program
+from jaxremat.rewrite import Backward, backward_program
 
 
 @dataclass(frozen=True, eq=False)

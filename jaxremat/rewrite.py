@@ -1,13 +1,12 @@
-"""The cut: a choice made into two programs, one that runs forward and one that runs backward.
+"""The backward program of a choice: gradients from what is stored.
 
-The backward program recomputes what was not stored *just in time*: when a backward equation first needs a missing value,
+It recomputes what was not stored *just in time*: when a backward equation first needs a missing value,
 the stored values that the recomputation starts from pass through one `optimization_barrier` together with the cotangent
 which that equation reads. So no compiler can merge the recomputation with the forward pass (they are different values now)
 or start it before the backward pass has come that far. One barrier opens as much as the choice allows: it stays open until
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
 
-More kinds of barriers hold the compiler to the order in which memory was meant to be freed. In the forward pass what goes to the
-host has gone when the next such value is made: compilers would copy it as late as they can. A convolution's kernel and other
+More kinds of barriers hold the compiler to the order in which memory was meant to be freed. A convolution's kernel and other
 operands that compilers prepare in arrays of their own wait for the cotangent. And what follows the gradient of a weight or bias
 waits for it: compilers would put it off, and keep what it is made of.
 """
@@ -18,66 +17,18 @@ from typing import Any
 
 import jax
 
-from jaxremat import compat
+from jaxremat import compat, pooled
 from jaxremat.choice import Choice
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxremat.fusion import CONTRACTIONS
 from jaxremat.graph import CONSTANTS, live, size_bytes
-from jaxremat.inline import inline, resolve
-from jaxremat.masks import made_beside
+from jaxremat.inline import resolve, traced
 
 # Equations whose operands compilers prepare in arrays of their own (other layouts, padding, indices of maxima), which must wait
 # for the cotangent like what is recomputed: they would be made early or shared with the forward pass, and be kept.
-_PREPARE = frozenset(("conv_general_dilated", "select_and_scatter_add"))
+_PREPARE = frozenset(("conv_general_dilated", pooled.NAME))
 # Equations that a bias gets its gradient from.
 _SUMS = frozenset(("reduce_sum",))
-
-
-def forward_program(choice: Choice, is_body: bool = False) -> ClosedJaxpr:
-    """Returns the program inputs -> (outputs, stored values).
-
-    Args:
-        choice: what is stored.
-        is_body: whether it runs inside of a loop, which ends each step with copying to the host what goes there.
-    """
-    graph = choice.graph
-    outvars = [*graph.outputs, *choice.kept]
-    eqns = live(graph.forward, (v for v in outvars if isinstance(v, Var)))
-    beside = made_beside(choice)
-    on_host = {var for var, mark in choice.kept.items() if mark.host}
-    if not beside and not on_host:
-        return compat.program(graph.inputs, outvars, eqns)
-    names = dict[Var, Atom]()
-    written = list[JaxprEqn]()
-
-    def wait(var: Var, other: Var, like: JaxprEqn) -> Var:
-        """Has what follows one value wait for another; returns the other as it is from then on."""
-        now = resolve(var, names)
-        if not isinstance(now, Var) or compat.varying_axes(now.aval) != compat.varying_axes(other.aval):
-            return other
-        gate = compat.barrier([other, now], like)
-        written.append(gate)
-        other, names[var] = gate.outvars
-        return other
-
-    made = set[Var]()
-    waiting = dict(beside)
-    copies = dict[Var, Var]()
-    last: Var | None = None  # what was last copied to the host
-    for eqn in eqns:
-        written.append(eqn.replace(invars=[resolve(atom, names) for atom in eqn.invars]))
-        made.update(eqn.outvars)
-        for mask in [m for m, v in waiting.items() if m in made and v in made]:
-            operand = waiting.pop(mask)
-            names[mask] = wait(operand, mask, eqn)
-        for var in [v for v in eqn.outvars if v in on_host]:
-            if last is not None and not is_body:
-                copies[last] = wait(var, copies[last], eqn)
-            copying, copies[var] = _traced(_to_host, names.get(var, var))
-            written += copying
-            last = var
-    stored = (copies[v] if v in copies else resolve(v, names) for v in choice.kept)
-    return compat.program(graph.inputs, [*(resolve(v, names) for v in graph.outputs), *stored], written)
 
 
 @dataclass(frozen=True)
@@ -204,7 +155,7 @@ class _Writer:
             passed = self._passed(self._early(eqn.invars), gate_on, eqn)
         invars = [passed[a] if isinstance(a, Var) and a in passed else self._current(a) for a in eqn.invars]
         written = eqn.replace(invars=invars)
-        self.eqns.append(compat.with_own_zero(written) if eqn.primitive.name == "select_and_scatter_add" else written)
+        self.eqns.append(pooled.with_own_zeros(written) if eqn.primitive.name == pooled.NAME else written)
         out = eqn.outvars[0]
         if out in self.ends and self._frees(eqn):
             self.finishing[self.ends[out]] = gate_on
@@ -390,7 +341,7 @@ class _Writer:
 
     def _add(self, function: Callable[[Any], Any], operand: Var) -> Var:
         """Writes the equations of a function of one value; returns its result."""
-        eqns, out = _traced(function, operand)
+        eqns, out = traced(function, operand)
         self.eqns += eqns
         return out
 
@@ -413,20 +364,6 @@ class _Writer:
             self.eqns.append(gate)
             host, self.names[moving] = gate.outvars[0], gate.outvars[1]
         self.fetched[var] = self._add(_from_host, host)
-
-
-def _traced(function: Callable[[Any], Any], operand: Atom) -> tuple[Sequence[JaxprEqn], Var]:
-    """Returns the equations of a function of one value, and its result."""
-    # A function of its own: JAX keeps what it traced, and the same variables would be written twice.
-    traced = jax.make_jaxpr(lambda x: function(x))(operand.aval).jaxpr
-    eqns, names = inline(traced.eqns, {traced.invars[0]: operand})
-    out = resolve(traced.outvars[0], names)
-    assert isinstance(out, Var)
-    return eqns, out
-
-
-def _to_host(x: Any) -> Any:
-    return jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device)
 
 
 def _from_host(x: Any) -> Any:

@@ -21,9 +21,9 @@ from programs import same
 import jaxremat
 from jaxremat import PolicyError, compat
 from jaxremat import policy as p
+from jaxremat.forward import forward_program
 from jaxremat.plan.objective import Link, link_of
 from jaxremat.plan.task import standard
-from jaxremat.rewrite import forward_program
 from jaxremat.targets import find_target, missing_package
 
 DEPTH = 8

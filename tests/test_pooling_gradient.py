@@ -10,7 +10,7 @@ from jax import lax
 from programs import same
 
 import jaxremat
-from jaxremat import compat
+from jaxremat import pooled
 from jaxremat.targets import missing_package
 
 CASES = {  # window, strides, padding
@@ -45,7 +45,7 @@ def test_what_gpus_run_gives_the_same_numbers(case, reducer, dtype):
     (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "select_and_scatter_add"]
     source = jax.random.normal(jax.random.key(1), eqn.invars[0].aval.shape).astype(dtype)
     theirs = jax.jit(lambda *args: eqn.primitive.bind(*args, **eqn.params))(source, x)
-    ours = jax.jit(lambda *args: compat._scattered(*args, **eqn.params))(source, x)
+    ours = jax.jit(lambda *args: pooled.scattered(*args, **eqn.params))(source, x)
     assert ours.dtype == theirs.dtype == dtype
     np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
     assert np.asarray(ours, np.float32).any()
@@ -109,7 +109,7 @@ def test_compiled_memory_falls():
     for is_ours in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             if not is_ours:
-                patch.setattr(compat, "with_own_zero", lambda eqn: eqn)
+                patch.setattr(pooled, "with_own_zeros", lambda eqn: eqn)
             step = jax.value_and_grad(jaxremat.remat(blocks, "dots") if not is_ours else wrapped)
             peaks.append(jaxremat.cost(step, *args, target="h100").peak_bytes)
     assert peaks[0] <= peaks[1] - 48 * 2**20

@@ -16,8 +16,9 @@ from programs import same
 import jaxremat
 from jaxremat import compat
 from jaxremat.errors import PolicyError
+from jaxremat.forward import forward_program
 from jaxremat.program import Program
-from jaxremat.rewrite import backward_program, forward_program
+from jaxremat.rewrite import backward_program
 
 N = 4  # every value is an array of shape (4, 4)
 INPUTS = 3
