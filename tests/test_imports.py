@@ -26,6 +26,8 @@ ORDER = [
     "segments",
     "choice",
     "masks",
+    "forward",
+    "pooled",
     "rewrite",
     "lint",
     "program",
