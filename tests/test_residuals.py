@@ -225,3 +225,24 @@ def test_json():
     assert document["total_bytes"] == 2048
     assert sum(row["size_bytes"] for row in document["rows"] if row["decision"] == "stored") == 2048
     assert len(document["rows"]) == len(report.rows)
+
+
+def language_model(ws, x, words):
+    for w in ws:
+        x = x + jnp.tanh(x @ w)
+    return jax.nn.logsumexp(x @ words, axis=-1).mean()
+
+
+def test_activations_are_not_small_beside_logits():
+    """A vocabulary makes the logits 512 times as large as an activation: `nothing` keeps no activation for all that."""
+    width, rows, layers = 8, 256, 12
+    ws = [jnp.ones((width, width))] * layers
+    args = ws, jnp.ones((rows, width)), jnp.ones((width, 512 * width))
+    with pytest.warns(jaxremat.RematWarning, match="whole loss"):
+        report = jaxremat.residuals(jaxremat.remat(language_model, "nothing"), *args)
+    activation = rows * width * 4
+    assert max(row.kept_bytes for row in report.rows) < activation
+    dots = jaxremat.residuals(jaxremat.remat(language_model, "dots"), *args)
+    # The products of twelve layers, and the logits.
+    assert sum(row.kept_bytes == activation for row in dots.rows) == layers
+    assert sum(row.kept_bytes == 512 * activation for row in dots.rows) == 1
