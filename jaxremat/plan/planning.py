@@ -178,7 +178,7 @@ def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tupl
         if not low < asked < high:
             asked = (low + high) // 2
     # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
-    beyond = min((v.peak_bytes - v.candidate.predicted_bytes for v in verdicts), default=0)
+    beyond = min(v.peak_bytes - v.candidate.predicted_bytes for v in (baseline, *verdicts))
     known = standard(search)
     others = [c for c in known if c.predicted_bytes + min(beyond, 0) <= limit or not judge.compiles]
     for candidate in others:
