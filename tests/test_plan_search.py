@@ -2,15 +2,19 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plans import MATRIX, again, program, recipes, search_of, subsets
+from plans import MATRIX, SIDE, again, program, recipes, search_of, subsets
 
+import jaxremat
 from jaxremat.plan.cut import lower_bound, stored_sets
 from jaxremat.plan.exhaustive import ExhaustiveSearch
 from jaxremat.plan.knapsack import Knapsack
 from jaxremat.plan.search import Search
 from jaxremat.plan.segments import Option, Stretch
+from jaxremat.plan.task import standard
 
 MOST_VALUES = 8  # the sets of more take too long
 
@@ -156,3 +160,21 @@ def test_the_knapsack_without_room():
     knapsack = Knapsack([Stretch(0, 1, 0, [Option(frozenset([3]), 2, 1.0, 4)])], 2, 10)
     assert [knapsack.best(limit) for limit in (-5, 0, 3)] == [None] * 3
     assert knapsack.best(4) == knapsack.best(10) == knapsack.best(10**6) == ({3}, set())
+
+
+def test_what_was_made_last_need_not_be_recomputed():
+    """Of four layers with tagged outputs, `names:*` recomputes all four products; but for the last, three."""
+
+    def loss(ws, x):
+        for w in ws:
+            x = jaxremat.name(jnp.sin(x @ w), "out")
+        return (x**2).sum()
+
+    rows = 256
+    ws, x = [MATRIX] * 4, jax.ShapeDtypeStruct((rows, SIDE), jnp.float32)
+    search = search_of(loss, ws, x, platform="gpu")
+    product = 2 * rows * SIDE * SIDE
+    found = search.but_for_the_last(jaxremat.parse("names:*"))
+    assert search.of_policy(jaxremat.parse("names:*")).contraction_flops == 4 * product
+    assert found.contraction_flops == 3 * product
+    assert found.policy in [c.policy for c in standard(search)]

@@ -185,6 +185,16 @@ class Search:
         picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link)
         return self._on_one_chip(picture.candidate(picture.choice, policy))
 
+    def but_for_the_last(self, policy: p.Policy) -> Candidate:
+        """Returns what a policy stores, and with it all that is made behind the last but one of its large values.
+
+        The backward pass begins there: what would be recomputed has only just been made.
+        """
+        stored = self.picture.stored(choose(self.graph, policy))
+        places = sorted({self.operations.place[n] for n in stored})
+        behind = (n for n in self.operations.read_backward if len(places) > 1 and self.operations.place[n] > places[-2])
+        return self.of_stored(stored.union(behind))
+
     def _on_one_chip(self, candidate: Candidate) -> Candidate:
         return replace(candidate, predicted_bytes=candidate.predicted_bytes // self._chips)
 

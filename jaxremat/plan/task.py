@@ -93,4 +93,6 @@ def standard(search: Search) -> list[Candidate]:
             found.append(search.of_policy(parse(spelling)))
         except PolicyError:  # segments of a function that cannot be cut; runs that are not those of all its scans
             continue
+    if names and not scans:
+        found.append(search.but_for_the_last(parse("names:*")))
     return sorted(found, key=lambda c: c.order)
