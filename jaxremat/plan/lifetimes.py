@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -72,11 +73,19 @@ class Lifetimes:
     @cached_property
     def forward_bytes(self) -> np.ndarray:
         """For every forward operation the bytes of forward values while it runs, were nothing kept for later."""
-        operations = [
-            op if position in self.operations.graph.primal else _NOTHING
-            for position, op in enumerate(self.operations.forward)
-        ]
-        return self._live(operations, results=self._outputs) + self._gradient_bytes
+        return self._live(self._forward, results=self._outputs) + self._gradient_bytes
+
+    @cached_property
+    def forward_ends(self) -> dict[int, int]:
+        """For every forward value that is written then, the last operation that needs it to be there."""
+        lives = _lives(self._forward, results=self._outputs, first=self.operations.forward_values)
+        return {number: last for number, (_, last) in lives.items()}
+
+    @cached_property
+    def _forward(self) -> list[Operation]:
+        """The forward pass, as its outputs ask for."""
+        primal = self.operations.graph.primal
+        return [op if position in primal else _NOTHING for position, op in enumerate(self.operations.forward)]
 
     def without_remat(self) -> int:
         """Returns the most bytes in use where nothing is recomputed but what the compiler recomputes by fusion."""
@@ -315,30 +324,24 @@ class _Recomputation:
 _NOTHING = Operation((), (), True, False, 0, 0, 0)
 
 
-def _live(
+def _lives(
     program: Sequence[Operation],
-    sizes: Sequence[int],
     *,
-    counted: Callable[[int], bool] = _every,
     there: Collection[int] = _NOBODY,
     results: Collection[int] = _NOBODY,
     kept: Collection[int] = _NOBODY,
     first: int,
     written: Collection[int] = _NOBODY,
-    given: Collection[int] = _NOBODY,
-) -> np.ndarray:
-    """Returns the bytes in use while each operation of a program runs.
+) -> dict[int, tuple[int, int]]:
+    """Returns for every value that is written to memory the first and the last step of a program at which it is there.
 
     Args:
         program: operations in order.
-        sizes: for every value its bytes.
-        counted: says whether a value counts.
         there: values that are there from the start, until their last use.
         results: values that live to the end; memory is set aside for them before the program begins.
         kept: values that live to the end from when they are made.
         first: the least number of the backward pass' own values.
         written: values that are written to memory whoever reads them.
-        given: values that are there and do not count.
     """
     end = len(program)
     whole = {*results, *kept, *written} | _read_whole(program)
@@ -369,7 +372,28 @@ def _live(
                 last[number] = step
     last.update({n: end for n in (*results, *kept) if n in born})
     born.update({n: 0 for n in results if n in born})
-    lives = {n: (born[n], last[n]) for n in born if last[n] >= 0 and counted(n) and n not in given}
+    return {n: (born[n], last[n]) for n in born if last[n] >= 0}
+
+
+def _live(
+    program: Sequence[Operation],
+    sizes: Sequence[int],
+    *,
+    counted: Callable[[int], bool] = _every,
+    given: Collection[int] = _NOBODY,
+    **how: Any,
+) -> np.ndarray:
+    """Returns the bytes in use while each operation of a program runs.
+
+    Args:
+        program: operations in order.
+        sizes: for every value its bytes.
+        counted: says whether a value counts.
+        given: values that are there and do not count.
+        **how: as for `_lives`.
+    """
+    end = len(program)
+    lives = {n: life for n, life in _lives(program, **how).items() if counted(n) and n not in given}
     ending = dict[int, list[int]]()
     for number, (_, until) in lives.items():
         ending.setdefault(until, []).append(sizes[number])

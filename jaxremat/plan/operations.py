@@ -185,18 +185,12 @@ class Operations:
         return tuple(read)
 
     @cached_property
-    def last_read(self) -> dict[int, int]:
-        """For every forward value that operations of the outputs read, the position of the last of them."""
+    def crossing(self) -> list[tuple[int, ...]]:
+        """For every place behind a forward operation, the values that later operations of the outputs still read."""
         last = dict[int, int]()
         for position in sorted(self.graph.primal):
             for number in self.forward[position].reads:
                 last[number] = position
-        return last
-
-    @cached_property
-    def crossing(self) -> list[tuple[int, ...]]:
-        """For every place behind a forward operation, the values that later operations of the outputs still read."""
-        last = self.last_read
         alive = list[int]()
         places = list[tuple[int, ...]]()
         for position, operation in enumerate(self.forward):

@@ -178,8 +178,9 @@ class Segments:
         """The most in use while the operations of a stretch run, if some of its values are kept beyond their last use."""
         live = self.lifetimes.forward_bytes[start + 1 : end + 1].copy()
         for number in kept:
-            last = self.operations.last_read.get(number, self.operations.place[number])
-            live[max(0, last - start) :] += self.operations.sizes[number]
+            ends = self.lifetimes.forward_ends
+            after = ends[number] + 1 if number in ends else self.operations.place[number]
+            live[max(0, after - start - 1) :] += self.operations.sizes[number]
         return int(live.max(initial=0))
 
 
