@@ -178,3 +178,21 @@ def test_what_was_made_last_need_not_be_recomputed():
     assert search.of_policy(jaxremat.parse("names:*")).contraction_flops == 4 * product
     assert found.contraction_flops == 3 * product
     assert found.policy in [c.policy for c in standard(search)]
+
+
+def test_what_is_kept_counts_once_in_the_forward_pass():
+    """The logits are read through `exp`, which is fused into its sum: kept or not, they are all that is in use at once."""
+
+    def loss(w, x):
+        logits = jnp.sin(x @ w)
+        return jax.nn.logsumexp(logits, axis=-1).sum() + jnp.sin(logits[:1]).sum()
+
+    x, w = jax.ShapeDtypeStruct((64, SIDE), jnp.float32), jax.ShapeDtypeStruct((SIDE, 1024), jnp.float32)
+    search = search_of(loss, w, x, platform="gpu")
+    operations, end = search.operations, len(search.operations.forward) - 1
+    (product,) = [
+        n for n in range(operations.forward_values) if operations.forward[operations.maker[n]].contraction_flops
+    ]
+    kept, nothing = (search.segments._forward_bytes(numbers, -1, end) for numbers in ({product}, ()))
+    assert operations.sizes[product] == 64 * 1024 * 4
+    assert kept == nothing
