@@ -58,6 +58,26 @@ class Judge:
         """Whether a compiler is asked."""
         return self._target is not None
 
+    def check(self, policy: p.Policy) -> None:
+        """Traces the step that the caller gave under a policy that fits the planned function alone.
+
+        Raises:
+            PolicyError: the step calls or differentiates the loss otherwise than was planned for.
+            TypeError: the step's builder returns no step.
+        """
+        if self._step is not None and self.compiles:
+            step, args = _built(self._step, remat(self._loss, policy))
+            try:
+                jax.eval_shape(step, *args)
+            except PolicyError as error:
+                raise self._otherwise(error) from None
+
+    def _otherwise(self, error: PolicyError) -> PolicyError:
+        return PolicyError(
+            "plan: the step must call the loss with arguments of the shapes that plan was given, and differentiate it with "
+            f"respect to argnums={self._argnums}, as these are planned for; it does not: {error}"
+        )
+
     def ask(self, candidate: Candidate) -> Verdict:
         """Returns the peak of a candidate.
 
@@ -85,10 +105,7 @@ class Judge:
         except PolicyError as error:
             if self._step is None:
                 raise
-            raise PolicyError(
-                "plan: the step must call the loss with arguments of the shapes that plan was given, and differentiate it with "
-                f"respect to argnums={self._argnums}, as these are planned for; it does not: {error}"
-            ) from None
+            raise self._otherwise(error) from None
         except CompileError as error:
             if error.wanted_bytes is None:
                 raise

@@ -104,6 +104,7 @@ def plan(
     search, judge = work.search, work.judge
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # candidates are weighed here, whatever they waste
+        judge.check(p.Values((0,), search.graph.fingerprint))
         baseline = judge.ask(search.everything)
         limit = _limit(amount, baseline, work.chip.memory_bytes, target)
         searched = time.perf_counter()
