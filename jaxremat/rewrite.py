@@ -27,8 +27,10 @@ from jaxremat.inline import resolve, traced
 # Equations whose operands compilers prepare in arrays of their own (other layouts, padding, indices of maxima), which must wait
 # for the cotangent like what is recomputed: they would be made early or shared with the forward pass, and be kept.
 _PREPARE = frozenset(("conv_general_dilated", pooled.NAME))
-# Equations that a bias gets its gradient from.
+# Equations that a bias gets its gradient from; of cotangents of fewer bytes they may be put off: a barrier behind a small sum
+# saves nothing, and compilers round it otherwise.
 _SUMS = frozenset(("reduce_sum",))
+_LEAST_SUMMED = 2**20
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class _Writer:
         """
         read = [v for v in eqn.invars if isinstance(v, Var)]
         if eqn.primitive.name in _SUMS:  # of a cotangent, which its partial sums would outlive
-            return any(map(self._is_large, read))
+            return any(self._is_large(v) and size_bytes(v.aval) >= _LEAST_SUMMED for v in read)
         least = size_bytes(eqn.outvars[0].aval) if self.is_body else 0
         return any(size_bytes(v.aval) > least for v in read if v not in self.written_at)
 

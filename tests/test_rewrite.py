@@ -100,7 +100,8 @@ def biased(ws, bs, x):
 
 def test_what_follows_the_gradient_of_a_bias_waits_for_it():
     """It is the sum of a cotangent over rows, which compilers begin at once and end when all else is done."""
-    args = [shapes(SIDE, SIDE)] * DEPTH, [shapes(SIDE)] * DEPTH, shapes(ROWS, SIDE)
+    rows = 4 * ROWS  # 1 MiB: not too small to wait for
+    args = [shapes(SIDE, SIDE)] * DEPTH, [shapes(SIDE)] * DEPTH, shapes(rows, SIDE)
     jaxpr, made_by = equations_of(biased, "dots", *args)
     biases = [v for v in jaxpr.outvars if v.aval.shape == (SIDE,)]
     assert len(biases) == DEPTH
@@ -109,7 +110,7 @@ def test_what_follows_the_gradient_of_a_bias_waits_for_it():
         row = made_by[bias].invars[0]  # the sum over rows is one row, of which JAX takes the sum again
         barrier = made_by[row]
         assert barrier.primitive.name == "optimization_barrier"
-        assert [v.aval.shape for v in barrier.outvars] == [(1, SIDE), (ROWS, SIDE)]
+        assert [v.aval.shape for v in barrier.outvars] == [(1, SIDE), (rows, SIDE)]
         waiting.add(barrier.outvars[1])
     weights = [eqn for eqn in named(jaxpr, "dot_general") if eqn.outvars[0].aval.shape == (SIDE, SIDE)]
     assert {eqn.invars[0] for eqn in weights} == waiting
