@@ -218,7 +218,9 @@ class _Writer:
 
     def _steps(self, forward: Sequence[int]) -> list[Var]:
         """The values of the lowest level that are to be kept, and are recomputed now."""
-        on_the_way = [v for i in forward for v in self.graph.forward[i].outvars if v in self.again]
+        on_the_way = [
+            v for i in forward for v in self.graph.forward[i].outvars if v in self.again and v not in self.remade
+        ]
         lowest = min((self.again[v] for v in on_the_way), default=0)
         return [v for v in on_the_way if self.again[v] == lowest]
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from plans import search_of
 
+import jaxremat
 from jaxremat.plan import segments
 from jaxremat.plan.segments import Segments
 
@@ -44,3 +45,17 @@ def test_the_cotangents_of_residual_blocks_do_not_add_up(depth):
     lifetimes = search_of(bottlenecks, *arguments(depth), argnums=0, platform="gpu").lifetimes
     gradients = depth * 2 * SIDE * SIDE // 4 * 4
     assert lifetimes.own_bytes.max() <= gradients + 3 * UNIT + UNIT // 4
+
+
+def test_an_equation_of_two_outputs_of_which_a_level_keeps_one():
+    """A sort gives two arrays. One is kept when it was recomputed, the other one is asked for later: it is sorted once more."""
+
+    def loss(a, b):
+        y = jnp.sin(a)
+        first, second = jax.lax.sort((y, b * y), num_keys=1)
+        return jnp.sin(jnp.sin(second) * jnp.tanh(first)).sum()
+
+    a = jax.random.normal(jax.random.key(0), (64, 64))
+    ours, theirs = (jax.jit(jax.grad(f, (0, 1)))(a, 2 * a) for f in (jaxremat.remat(loss, "values:0/4"), loss))
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert jnp.allclose(mine, expected, rtol=2e-5, atol=1e-6)
