@@ -9,7 +9,7 @@ chain one block's recomputation to the next.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -76,6 +76,10 @@ class Choice:
     def stored_bytes(self) -> int:
         """The bytes that are kept from the forward pass for the backward pass, beside the function's inputs."""
         return sum(self.graph.value_of[var].size_bytes for var in self.kept)
+
+    def on_device(self) -> "Choice":
+        """Returns the choice that stores on the device what this one stores in host memory."""
+        return replace(self, kept={var: replace(mark, host=False) for var, mark in self.kept.items()})
 
 
 def choose(graph: Graph, policy: p.Policy) -> Choice:

@@ -32,6 +32,14 @@ Atom = Var | Literal
 __all__ = ["Atom", "ClosedJaxpr", "DropVar", "JaxprEqn", "Literal", "Var"]
 
 
+_SYMBOLIC = 1024  # what a symbolic dimension counts as where sizes are compared
+
+
+def dimension(size: Any) -> int:
+    """Returns a dimension of a shape as a number, also where `jax.export` has it as a symbol. `_evaluate`: 0.10.2, 0.12.0."""
+    return int(size._evaluate(dict.fromkeys(size.get_vars(), _SYMBOLIC))) if hasattr(size, "get_vars") else int(size)
+
+
 def primitive_names() -> frozenset[str]:
     """Returns the names of JAX's public primitives."""
     return frozenset(p.name for p in vars(_primitives).values() if isinstance(p, _core.Primitive))

@@ -205,13 +205,14 @@ def _is_view(eqn: JaxprEqn) -> bool:
 
 
 def size_bytes(aval: Any) -> int:
-    """Returns the bytes of an array of this type; of a random key, the bytes of its words."""
-    dtype = aval.dtype
-    if isinstance(dtype, np.dtype):
-        return math.prod(aval.shape) * dtype.itemsize
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return math.prod(aval.shape) * math.prod(dtype._impl.key_shape) * 4
-    return math.prod(aval.shape) * dtype.itemsize
+    """Returns the bytes of an array of this type; of a random key, the bytes of its words.
+
+    A symbolic dimension, such as the batch of a function that `jax.export` exports for all of them, counts as one of 1,024.
+    """
+    dtype, size = aval.dtype, math.prod(map(compat.dimension, aval.shape))
+    if not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return size * math.prod(dtype._impl.key_shape) * 4
+    return size * dtype.itemsize
 
 
 class Evaluator(Protocol):

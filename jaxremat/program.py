@@ -79,6 +79,8 @@ class Program:
         is_inside: whether it is a body inside of another program, which then checks the policy's selectors.
         warned: the warnings that were given and are not repeated; those that this gives are added.
         times: how often a body runs in one run of the program that it is inside of.
+        is_branch: whether it is inside of a branch of a conditional, whose residuals stay on the device: JAX takes those of
+            the other branches to be zeros there, and under `vmap` selects among all of them.
     """
 
     def __init__(
@@ -89,9 +91,10 @@ class Program:
         is_inside: bool = False,
         warned: set[str] | None = None,
         times: int = 1,
+        is_branch: bool = False,
     ) -> None:
         self.function, self.closed_over, self.policy, self.is_inside = function, tuple(closed_over), policy, is_inside
-        self.times = times
+        self.times, self.is_branch = times, is_branch
         self._warned = set[str]() if warned is None else warned
         self.cuts = dict[tuple[bool, ...], Cut]()
         self._primal = runner(function, "remat_primal")
@@ -106,7 +109,8 @@ class Program:
         """Returns the cut for the inputs whose gradients are asked for; traced once."""
         if perturbed not in self.cuts:
             graph, inner = self._traced(perturbed)
-            cut = Cut(choose(graph, self._policy_for(graph)), inner, self.times > 1)
+            choice = choose(graph, self._policy_for(graph))
+            cut = Cut(choice.on_device() if self.is_branch else choice, inner, self.times > 1)
             if not self.is_inside:
                 check_matches(cut.matches, graph, self.policy)
                 for message in waste(cut.choice, cut.inside()):
@@ -130,7 +134,7 @@ class Program:
         return self._traced(perturbed)[0]
 
     def _traced(self, perturbed: tuple[bool, ...]) -> tuple[Graph, Sequence["Program"]]:
-        evaluate = _Evaluator(self.policy)
+        evaluate = _Evaluator(self.policy, self.is_branch)
         return trace_gradient(self.function, perturbed, evaluate), evaluate.inner
 
     def _forward(self, *inputs: Any) -> tuple[list[Any], "_Residuals"]:
@@ -205,8 +209,8 @@ class _Evaluator:
     Calls of jitted functions stay calls, so that JAX's derivative adds up cotangents in the order that it always does.
     """
 
-    def __init__(self, policy: p.Policy) -> None:
-        self.policy = body_policy(policy)
+    def __init__(self, policy: p.Policy, is_branch: bool = False) -> None:
+        self.policy, self.is_branch = body_policy(policy), is_branch
         self.inner = list[Program]()
         self._loops = policy if isinstance(policy, p.Loops) else None
         self._next_loop = 0
@@ -247,8 +251,9 @@ class _Evaluator:
             self._calls[id(body)] = body, jax.jit(call)
         return self._calls[id(body)][1]
 
-    def _body(self, closed: ClosedJaxpr, policy: p.Policy, times: int = 1) -> "Program":
-        program = Program(*compat.hoisted(closed), policy, is_inside=True, times=times)
+    def _body(self, closed: ClosedJaxpr, policy: p.Policy, times: int = 1, is_branch: bool = False) -> "Program":
+        is_branch |= self.is_branch
+        program = Program(*compat.hoisted(closed), policy, is_inside=True, times=times, is_branch=is_branch)
         self.inner.append(program)
         return program
 
@@ -301,7 +306,7 @@ class _Evaluator:
     def _cond(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
         index, *operands = args
         assert self.policy is not None
-        branches = [self._body(branch, self.policy) for branch in eqn.params["branches"]]
+        branches = [self._body(branch, self.policy, is_branch=True) for branch in eqn.params["branches"]]
         return jax.lax.switch(index, [lambda *xs, branch=branch: branch(xs) for branch in branches], *operands)
 
 

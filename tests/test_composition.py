@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -117,6 +118,28 @@ class TestControlFlow:
             return network(ws, x)
 
         both(chosen, policy, jax.grad, weights(), data(), flag, rtol=EAGER)
+
+    @pytest.mark.parametrize("order", ["vmap of grad", "grad of vmap", "grad of grad", "jvp of grad"])
+    def test_round_a_branch_that_is_transformed(self, policy, order):
+        """Of one branch's values and zeros for another's JAX makes one array: it has to be in one memory."""
+
+        def chosen(ws, x):
+            def taken(x):
+                return jax.lax.scan(lambda c, w: (jnp.sin(jnp.tanh(c @ w) @ w), None), x, jnp.stack(ws[:1]))[0]
+
+            return network(ws, jax.lax.cond(x[0, 0] > 0, taken, lambda x: jnp.cos(x @ ws[0]), x))
+
+        def squares(f):
+            return lambda ws, x: sum((g**2).sum() for g in jax.grad(f)(ws, x))
+
+        transforms = {
+            "vmap of grad": lambda f: jax.vmap(jax.grad(f), (None, 0)),
+            "grad of vmap": lambda f: jax.grad(lambda ws, xs: jax.vmap(f, (None, 0))(ws, xs).sum()),
+            "grad of grad": lambda f: jax.grad(squares(f)),
+            "jvp of grad": lambda f: lambda ws, x: jax.jvp(lambda ws: jax.grad(f)(ws, x), (ws,), (ws,)),
+        }
+        x = jnp.stack([data(), -data()]) if "vmap" in order else data()
+        both(chosen, policy, transforms[order], weights(), x, rtol=1e-5)
 
     def test_round_a_custom_root_and_a_sort(self, policy):
         def sorted_network(ws, x):
@@ -449,6 +472,16 @@ def test_changed_closed_over_arrays_are_seen():
     same(jax.grad(g)(weights()), jax.grad(network)(weights(), box["x"]), rtol=EAGER)
     box["x"] = 3 * data()
     same(jax.grad(g)(weights()), jax.grad(network)(weights(), box["x"]), rtol=EAGER)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_exported_for_every_batch_size(policy):
+    (batch,) = jax.export.symbolic_shape("batch")
+    of_all = jax.ShapeDtypeStruct((batch, *data().shape[1:]), data().dtype)
+    exported = jax.export.export(jax.jit(jax.grad(jaxremat.remat(network, policy))))(weights(), of_all)
+    for rows in (1, 7):
+        x = jnp.resize(data(), (rows, *data().shape[1:]))
+        same(exported.call(weights(), x), jax.jit(jax.grad(network))(weights(), x), rtol=EAGER)
 
 
 def test_donated_residuals_do_not_alias():
