@@ -4,8 +4,8 @@ The order of its modules is the order of its work: `operations` (the graph in nu
 `candidate` (a policy that is weighed), `subject` (the function, and a picture of its cuts), `cut` (what is worth storing at a
 price), `segments` (waists and what lies between them), `knapsack` (the best mixture), `nesting` (on several levels), `search`
 (all of it for one graph), `exhaustive` (of few values), `loops` (with scans), `judge` (the compiler's word), `task` (search
-and judge of a function), `planning` (`plan` itself), `result` (what it returns), `frontier` (the whole curve), `curve` (what it
-returns), `plot` (a drawing of it).
+and judge of a function), `rounds` (the compiler in the loop), `planning` (`plan` itself), `result` (what it returns), `frontier`
+(the whole curve), `curve` (what it returns), `plot` (a drawing of it).
 """
 
 from jaxremat.plan.curve import Frontier, Point

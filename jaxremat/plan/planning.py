@@ -16,21 +16,12 @@ from jaxremat.graph import size_bytes
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step, Verdict
 from jaxremat.plan.result import Attempt, Plan, Share, short
+from jaxremat.plan.rounds import bytes_beside, within
 from jaxremat.plan.search import Search
-from jaxremat.plan.task import standard, task
+from jaxremat.plan.task import task
 from jaxremat.spelling import parse
 from jaxremat.targets import find_target, package_versions
 from jaxremat.text import human_bytes
-
-_ROUNDS, _MOST_ROUNDS = 5, 8  # the latter while nothing has fitted
-# Where the plan for a limit was compiled before, so many beside it are tried, at distances that double from this part on.
-_NUDGES, _NUDGE = 10, 8192
-# So many standard policies that are expected to need little are asked where nothing has fitted.
-_LEAN = 4
-# Another round must promise to save at least this part of a forward pass.
-_WORTH = 0.001
-# The model's limit moves by at least this part.
-_RETREAT = 64
 
 
 def plan(
@@ -111,9 +102,9 @@ def plan(
         if baseline.peak_bytes <= limit:
             best, search_seconds = baseline, time.perf_counter() - searched
         else:
-            best, search_seconds = _within(search, judge, limit, baseline)
+            best, search_seconds = within(search, judge, limit, baseline)
     if best.peak_bytes > limit:
-        beside = _beside(search, baseline)
+        beside = bytes_beside(search, baseline)
         raise PolicyError(_too_small(limit, search, best, beside, args, argnums))
     return _plan(search, judge, best, baseline, limit, target, objective, began, search_seconds)
 
@@ -135,83 +126,6 @@ def _limit(amount: int | float | str, baseline: Verdict, memory_bytes: int | Non
     if memory_bytes is None:
         raise PolicyError(f"budget:fits needs the memory of {target}, which is not known; give a size such as 8GiB.")
     return memory_bytes
-
-
-def _within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple[Verdict, float]:
-    """Returns the best verdict within a limit, or the smallest one where none is; and the seconds spent searching.
-
-    The model is asked for plans under a limit of its own, moved until the compiler's peak meets the budget: what the
-    compiler allotted beyond the prediction for one plan is expected for the next one, too.
-    """
-    seconds = 0.0
-    verdicts = list[Verdict]()
-
-    def ask(candidate: Candidate) -> Verdict:
-        verdicts.append(judge.ask(candidate))
-        return verdicts[-1]
-
-    def best_fit() -> Verdict | None:
-        return min((v for v in verdicts if v.peak_bytes <= limit), key=lambda v: v.candidate.order, default=None)
-
-    asked = limit - _beside(search, baseline)
-    low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
-    misses = 0
-    for number in range(_MOST_ROUNDS if judge.compiles else 1):
-        if number >= _ROUNDS and best_fit() is not None:
-            break
-        start = time.perf_counter()
-        candidate = _new_candidate(search, judge, asked, low, high)
-        seconds += time.perf_counter() - start
-        fit = best_fit()
-        if candidate is None or (fit is not None and not _is_worth(candidate, fit.candidate, search)):
-            break
-        verdict = ask(candidate)
-        beyond = verdict.peak_bytes - candidate.predicted_bytes
-        if verdict.peak_bytes <= limit:
-            low = max(low, asked)
-            if candidate.cost <= search.bound(limit):
-                break
-            asked = max(limit - beyond, low + low // _RETREAT)
-        else:
-            high = min(high, asked)
-            asked = min(limit - beyond, high - (high << misses) // (8 * _RETREAT))
-            misses += 1
-        if not low < asked < high:
-            asked = (low + high) // 2
-    # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
-    beyond = min(v.peak_bytes - v.candidate.predicted_bytes for v in (baseline, *verdicts))
-    known = standard(search)
-    others = [c for c in known if c.predicted_bytes + min(beyond, 0) <= limit or not judge.compiles]
-    for candidate in others:
-        if (fit := best_fit()) is None or candidate.order < fit.candidate.order:
-            ask(candidate)
-    if best_fit() is None:
-        ask(search.leanest())
-    for candidate in sorted(known, key=lambda c: c.predicted_bytes)[:_LEAN]:
-        if best_fit() is None:
-            ask(candidate)
-    return best_fit() or min((baseline, *verdicts), key=lambda v: v.peak_bytes), seconds
-
-
-def _beside(search: Search, baseline: Verdict) -> int:
-    """What the compiled step reads beside what the loss reads: optimizer state, a whole data set."""
-    return max(0, (baseline.argument_bytes or 0) - search.input_bytes)
-
-
-def _is_worth(candidate: Candidate, fit: Candidate, search: Search) -> bool:
-    """Says whether a candidate saves enough against one that fits to compile it."""
-    return candidate.order < fit.order and fit.cost - candidate.cost > _WORTH * search.forward_cost
-
-
-def _new_candidate(search: Search, judge: Judge, asked: int, low: int, high: int) -> Candidate | None:
-    """Returns what the model finds best near a limit and the compiler has not seen; None where there is nothing new."""
-    nudges = [sign * (asked << i) // _NUDGE for i in range(_NUDGES) for sign in (-1, 1)]
-    for tried in (asked, *(asked + nudge for nudge in nudges)):
-        if low < tried < high:
-            candidate = search.best(tried)
-            if candidate is not None and candidate.policy not in judge.verdicts:
-                return candidate
-    return None
 
 
 def _too_small(

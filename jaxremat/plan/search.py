@@ -195,6 +195,21 @@ class Search:
         behind = (n for n in self.operations.read_backward if len(places) > 1 and self.operations.place[n] > places[-2])
         return self.of_stored(stored.union(behind))
 
+    def without_small(self, candidate: Candidate) -> tuple[Candidate, int]:
+        """Returns a candidate that stores the same but for small values, and how many those are.
+
+        They are worth storing, but there are many of them, and a compiler may give each a tile of memory. Of a function with
+        scans nothing is left out: what their bodies store is tried without small values anyway.
+        """
+        if isinstance(candidate.policy, p.Everything) or self.subject.scans:
+            return candidate, 0
+        kept = candidate.choices[0][1].kept
+        large = {v: mark for v, mark in kept.items() if self.graph.value_of[v].size_bytes > self.graph.small_bytes}
+        policy = exactly(self.graph, list(large), {v for v, mark in large.items() if mark.host})
+        if isinstance(policy, p.Values) and isinstance(candidate.policy, p.Values):
+            policy = replace(policy, again=candidate.policy.again)
+        return self.of_policy(policy), len(kept) - len(large)
+
     def _on_one_chip(self, candidate: Candidate) -> Candidate:
         return replace(candidate, predicted_bytes=candidate.predicted_bytes // self._chips)
 

@@ -1,0 +1,137 @@
+"""`within`: compile in the loop. The model proposes, the target's compiler says what that needs, and the model is corrected."""
+
+import time
+from collections.abc import Callable
+
+from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.judge import Judge, Verdict
+from jaxremat.plan.search import Search
+from jaxremat.plan.task import standard
+
+_ROUNDS, _MOST_ROUNDS = 5, 8  # the latter while nothing has fitted
+# Where the plan for a limit was compiled before, so many beside it are tried, at distances that double from this part on.
+_NUDGES, _NUDGE = 10, 8192
+# So many standard policies that are expected to need little are asked where nothing has fitted.
+_LEAN = 4
+# Another round must promise to save at least this part of a forward pass.
+_WORTH = 0.001
+# The model's limit moves by at least this part.
+_RETREAT = 64
+# A small value takes as much as a tile of a TPU's memory, 8 by 128 words, at most.
+_TILE_BYTES = 4096
+# So many plans that failed by small values alone are asked for without them.
+_BARE = 2
+
+
+def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple[Verdict, float]:
+    """Returns the best verdict within a limit, or the smallest one where none is; and the seconds spent searching.
+
+    The model is asked for plans under a limit of its own, moved until the compiler's peak meets the budget: what the
+    compiler allotted beyond the prediction for one plan is expected for the next one, too.
+    """
+    rounds = _Rounds(search, judge, limit, baseline)
+    rounds.mixtures()
+    rounds.standards()
+    rounds.bare()
+    return rounds.fit or min((baseline, *rounds.verdicts), key=lambda v: v.peak_bytes), rounds.seconds
+
+
+def bytes_beside(search: Search, baseline: Verdict) -> int:
+    """What the compiled step reads beside what the loss reads: optimizer state, a whole data set."""
+    return max(0, (baseline.argument_bytes or 0) - search.input_bytes)
+
+
+class _Rounds:
+    """What was asked for one limit, and what came of it. `seconds` were spent searching."""
+
+    def __init__(self, search: Search, judge: Judge, limit: int, baseline: Verdict) -> None:
+        self._search, self._judge, self._limit, self._baseline = search, judge, limit, baseline
+        self.verdicts = list[Verdict]()
+        self.seconds = 0.0
+
+    @property
+    def fit(self) -> Verdict | None:
+        """The best that is within the limit."""
+        fitting = (v for v in self.verdicts if v.peak_bytes <= self._limit)
+        return min(fitting, key=lambda v: v.candidate.order, default=None)
+
+    def _ask(self, candidate: Candidate) -> Verdict:
+        self.verdicts.append(self._judge.ask(candidate))
+        return self.verdicts[-1]
+
+    def _timed(self, find: Callable[[], Candidate | None]) -> Candidate | None:
+        start = time.perf_counter()
+        found = find()
+        self.seconds += time.perf_counter() - start
+        return found
+
+    def _is_worth(self, candidate: Candidate) -> bool:
+        """Says whether a candidate saves enough against the best that fits to compile it."""
+        if self.fit is None:
+            return True
+        fit = self.fit.candidate
+        return candidate.order < fit.order and fit.cost - candidate.cost > _WORTH * self._search.forward_cost
+
+    def mixtures(self) -> None:
+        """Asks for what the model finds best, under limits of its own."""
+        limit, judge = self._limit, self._judge
+        asked = limit - bytes_beside(self._search, self._baseline)
+        low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
+        misses = 0
+        for number in range(_MOST_ROUNDS if judge.compiles else 1):
+            if number >= _ROUNDS and self.fit is not None:
+                break
+            candidate = self._timed(lambda asked=asked, low=low, high=high: self._new(asked, low, high))
+            if candidate is None or not self._is_worth(candidate):
+                break
+            verdict = self._ask(candidate)
+            beyond = verdict.peak_bytes - candidate.predicted_bytes
+            if verdict.peak_bytes <= limit:
+                low = max(low, asked)
+                if candidate.cost <= self._search.bound(limit):
+                    break
+                asked = max(limit - beyond, low + low // _RETREAT)
+            else:
+                high = min(high, asked)
+                asked = min(limit - beyond, high - (high << misses) // (8 * _RETREAT))
+                misses += 1
+            if not low < asked < high:
+                asked = (low + high) // 2
+
+    def _new(self, asked: int, low: int, high: int) -> Candidate | None:
+        """Returns what the model finds best near a limit and the compiler has not seen; None where there is nothing new."""
+        nudges = [sign * (asked << i) // _NUDGE for i in range(_NUDGES) for sign in (-1, 1)]
+        for tried in (asked, *(asked + nudge for nudge in nudges)):
+            if low < tried < high:
+                candidate = self._search.best(tried)
+                if candidate is not None and candidate.policy not in self._judge.verdicts:
+                    return candidate
+        return None
+
+    def standards(self) -> None:
+        """Asks for the standard policies that would be better; and where nothing fits, for what is expected to need least."""
+        # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
+        beyond = min(v.peak_bytes - v.candidate.predicted_bytes for v in (self._baseline, *self.verdicts))
+        known = standard(self._search)
+        for candidate in known:
+            hopeful = candidate.predicted_bytes + min(beyond, 0) <= self._limit or not self._judge.compiles
+            if hopeful and (self.fit is None or candidate.order < self.fit.candidate.order):
+                self._ask(candidate)
+        if self.fit is None:
+            self._ask(self._search.leanest())
+        for candidate in sorted(known, key=lambda c: c.predicted_bytes)[:_LEAN]:
+            if self.fit is None:
+                self._ask(candidate)
+
+    def bare(self) -> None:
+        """Asks once more, without their small values, for those of what failed that may have failed by these alone."""
+        failed = [v for v in self.verdicts if v.peak_bytes > self._limit and self._judge.compiles]
+        asked = 0
+        for verdict in sorted(failed, key=lambda v: v.candidate.order):
+            if asked == _BARE or not self._is_worth(verdict.candidate):
+                break
+            candidate, small = self._search.without_small(verdict.candidate)
+            may_fit = small > 0 and verdict.peak_bytes - small * _TILE_BYTES <= self._limit
+            if may_fit and self._is_worth(candidate):
+                self._ask(candidate)
+                asked += 1
