@@ -148,7 +148,7 @@ _EXACT_NAMES = """
     abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
     custom_jvp_call div eq expand_dims floor gather ge gt integer_pow iota is_finite le lt max min mul name ne neg not or pad
     population_count random_clone random_fold_in random_seed random_split random_unwrap random_wrap rem reshape rev round
-    select_n shift_left shift_right_arithmetic shift_right_logical sign slice sqrt square squeeze stop_gradient sub transpose
+    select_n shift_left shift_right_arithmetic shift_right_logical sign slice split sqrt square squeeze stop_gradient sub transpose
     xor"""
 _EXACT = frozenset(_EXACT_NAMES.split())
 

@@ -15,7 +15,8 @@ no function and no state: `parse(str(policy)) == policy`, so the spelling serves
     values:3,17                 the forward values with these positions in `jaxremat.residuals`; what a plan resolves to.
                                 values:3,17/5: 5 is kept when it was recomputed, to recompute what lies behind it;
                                 values:3,17^: 17 is kept in host memory
-    loops:POLICY|4*POLICY       one for the function and one for the body of each scan, which may be cut into runs of steps
+    loops:POLICY|4*POLICY       one for the function and one for the body of each scan, which may be cut into runs of steps;
+                                loops:POLICY|8:POLICY>POLICY: one for its first 8 steps, another one for those that follow
     offload:POLICY              what POLICY would store, in host memory
     budget:2GiB, budget:60%, budget:fits
                                 what the planner chooses so that the compiled peak stays within the bytes
@@ -234,29 +235,48 @@ class Values(Policy):
         return f"values:{levels}" + (f"@{self.program}" if self.program else "")
 
 
-@dataclass(frozen=True, repr=False)
-class Loops(Policy):
-    """`outer` for the function itself, and of its scans, in program order, the policies of their bodies.
+@dataclass(frozen=True)
+class Part:
+    """What some steps of a scan store.
 
-    A body is `(run, policy)`. With a run of n above 0 the scan is cut into runs of n steps: only the carry before each run is
-    stored, and a run is computed again when the backward pass reaches it, storing what its policy says.
+    Attributes:
+        policy: of the body.
+        run: above 0 these steps are cut into runs of so many: only the carry before each run is stored, and a run is computed
+            again when the backward pass reaches it, storing what its policy says.
+        steps: how many steps they are, in the order in which they run; 0 for all that are left.
     """
 
+    policy: Policy
+    run: int = 0
+    steps: int = 0
+
+    def __str__(self) -> str:
+        return (f"{self.steps}:" if self.steps else "") + (f"{self.run}*" if self.run else "") + str(self.policy)
+
+
+@dataclass(frozen=True, repr=False)
+class Loops(Policy):
+    """`outer` for the function itself, and of its scans, in program order, what their bodies store: a `Part` or several."""
+
     outer: Policy
-    bodies: tuple[tuple[int, Policy], ...]
+    bodies: tuple[tuple[Part, ...], ...]
 
     def __post_init__(self) -> None:
         inside = (Nothing, Everything, Dots, DotsNoBatch, Names, Paths, Ops, Values)
-        good = isinstance(self.outer, inside) and all(isinstance(policy, inside) for _, policy in self.bodies)
-        if not good or not self.bodies or any(run < 0 or run == 1 for run, _ in self.bodies):
+        parts = [part for body in self.bodies for part in body]
+        spelt = all(
+            isinstance(p, inside) and not set(str(p)) & {"|", ">"} for p in (self.outer, *(q.policy for q in parts))
+        )
+        runs = all(part.run == 0 or part.run > 1 for part in parts)
+        steps = all(body and body[-1].steps == 0 and all(part.steps > 0 for part in body[:-1]) for body in self.bodies)
+        if not (spelt and self.bodies and runs and steps):
             raise PolicyError(
-                "loops: needs a policy and one for each scan, such as loops:nothing|dots or loops:nothing|4*dots, where runs "
-                f"are of 2 steps or more; got {'|'.join(map(str, (self.outer, *self.bodies)))}."
+                "loops: needs a policy and one for each scan, such as loops:nothing|dots; loops:nothing|4*dots, where runs are of "
+                f"2 steps or more; or loops:nothing|8:nothing>dots, where all parts but the last have their steps; got {self}."
             )
 
     def __str__(self) -> str:
-        bodies = [f"{run}*{policy}" if run else str(policy) for run, policy in self.bodies]
-        return f"loops:{'|'.join([str(self.outer), *bodies])}"
+        return f"loops:{'|'.join([str(self.outer), *('>'.join(map(str, body)) for body in self.bodies)])}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,7 @@ programs too, with what the policy means inside of them.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -257,38 +257,62 @@ class _Evaluator:
         self.inner.append(program)
         return program
 
-    def _policy_of_scan(self, length: int) -> tuple[int, p.Policy]:
-        """The run and the policy for the next scan; a run of 0 leaves the scan in one piece."""
+    def _parts_of_scan(self, length: int) -> Sequence[p.Part]:
+        """The parts of the next scan, each with its number of steps."""
         if self._loops is None:
             assert self.policy is not None
-            return 0, self.policy
+            return (p.Part(self.policy, steps=length),)
         number, self._next_loop = self._next_loop, self._next_loop + 1
         if number >= len(self._loops.bodies):
             raise PolicyError(
                 f"{self._loops}: needs a policy for every scan of the function; got {len(self._loops.bodies)}, and there are more."
             )
-        run, policy = self._loops.bodies[number]
-        if run and (length % run or run == length):
+        *parts, last = self._loops.bodies[number]
+        left = length - sum(part.steps for part in parts)
+        if parts and left < 1:
             raise PolicyError(
-                f"{self._loops}: scan number {number} has {length} steps, which cannot be cut into runs of {run}; use a divisor."
+                f"{self._loops}: scan number {number} has {length} steps, and its first {len(parts)} parts {length - left}; leave "
+                "one or more to the last part."
             )
-        return run, policy
+        parts = (*parts, replace(last, steps=left))
+        for part in parts:
+            if part.run and (part.steps % part.run or part.run == part.steps):
+                raise PolicyError(
+                    f"{self._loops}: scan number {number} has {part.steps} steps{' in one of its parts' * (len(parts) > 1)}, which "
+                    f"cannot be cut into runs of {part.run}; use a divisor."
+                )
+        return parts
 
     def _scan(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
-        length, consts_init_xs = eqn.params["length"], compat.scan_parts(eqn, args)
-        run, policy = self._policy_of_scan(length)
+        consts, carry, xs = compat.scan_parts(eqn, args)
+        parts, carries = self._parts_of_scan(eqn.params["length"]), len(carry)
+        if len(parts) == 1:
+            return self._part_of_scan(eqn, consts, carry, xs, parts[0])
+        # Arrays begin with the last step where steps run backwards. The gradient of `split` is one concatenation.
+        order = -1 if eqn.params["reverse"] else 1
+        pieces = [jax.lax.split(x, [part.steps for part in parts[::order]])[::order] for x in xs]
+        stacked = list[Sequence[Any]]()
+        for number, part in enumerate(parts):
+            outs = self._part_of_scan(eqn, consts, carry, [piece[number] for piece in pieces], part)
+            carry = outs[:carries]
+            stacked.append(outs[carries:])
+        return [*carry, *(jax.lax.concatenate(ys, 0) for ys in zip(*stacked[::order], strict=True))]
+
+    def _part_of_scan(
+        self, eqn: JaxprEqn, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], part: p.Part
+    ) -> list[Any]:
+        length, run = part.steps, part.run
         if not run:
-            return self._scanned(eqn, *consts_init_xs, length, self._body(eqn.params["jaxpr"], policy, length))
-        consts, init, xs = consts_init_xs
+            return self._scanned(eqn, consts, init, xs, length, self._body(eqn.params["jaxpr"], part.policy, length))
         runs = [x.reshape(length // run, run, *x.shape[1:]) for x in xs]
         body = compat.as_function(eqn.params["jaxpr"])
 
         def one_run(*inputs: Any) -> list[Any]:
-            consts, rest = inputs[: len(consts_init_xs[0])], inputs[len(consts_init_xs[0]) :]
-            return _scan_over(eqn, lambda *xs: body(*consts, *xs), rest[: len(init)], rest[len(init) :], run)
+            same, rest = inputs[: len(consts)], inputs[len(consts) :]
+            return _scan_over(eqn, lambda *xs: body(*same, *xs), rest[: len(init)], rest[len(init) :], run)
 
         traced = jax.make_jaxpr(one_run)(*consts, *init, *(x[0] for x in runs))
-        program = self._body(traced, p.Loops(p.Nothing(), ((0, policy),)), length // run)
+        program = self._body(traced, p.Loops(p.Nothing(), ((p.Part(part.policy),),)), length // run)
         outs = self._scanned(eqn, consts, init, runs, length // run, program)
         return [*outs[: len(init)], *(y.reshape(length, *y.shape[2:]) for y in outs[len(init) :])]
 

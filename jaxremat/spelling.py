@@ -14,6 +14,7 @@ from jaxremat.policy import (
     Nothing,
     Offload,
     Ops,
+    Part,
     Paths,
     Policy,
     Segments,
@@ -28,7 +29,8 @@ GRAMMAR = """A policy is one of
   paths:PATH[,PATH...]          values made inside module paths; globs allowed
   segments:N | segments:sqrt    values at the borders of N segments
   values:I[,I...]               forward values by position; I^ in host memory
-  loops:POLICY|POLICY|N*POLICY  for the function, and for the body of each scan; cut into runs of N steps
+  loops:POLICY|POLICY|N*POLICY  for the function, and for the body of each scan; cut into runs of N steps;
+                                a body of parts is STEPS:POLICY>POLICY
   offload:POLICY                what POLICY would store, in host memory
   budget:SIZE                   SIZE is bytes, 2GiB, 60% or fits
   POLICY+POLICY                 the union"""
@@ -163,11 +165,17 @@ def _parse_values(text: str) -> Values:
 
 def _parse_loops(text: str) -> Loops:
     outer, *bodies = text.split("|")
-    parsed = list[tuple[int, Policy]]()
-    for body in bodies:
-        run, star, policy = body.strip().partition("*")
-        parsed.append((int(run), _parse_part(policy)) if star and run.isdecimal() else (0, _parse_part(body.strip())))
-    return Loops(_parse_part(outer.strip()), tuple(parsed))
+    parts = (tuple(map(_parse_steps, body.split(">"))) for body in bodies)
+    return Loops(_parse_part(outer.strip()), tuple(parts))
+
+
+def _parse_steps(text: str) -> Part:
+    found = re.fullmatch(r"(?:(\d+):)?(?:(\d+)\*)?(.*)", text.strip(), re.DOTALL)
+    assert found is not None
+    steps, run, policy = found.groups()
+    if steps is not None and not int(steps):
+        raise PolicyError(f"loops: a part has a step or more, as in 8:nothing>dots; got {text.strip()!r}.")
+    return Part(_parse_part(policy.strip()), int(run or 0), int(steps or 0))
 
 
 def _parse_position(text: str) -> int:

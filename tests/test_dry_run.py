@@ -77,7 +77,7 @@ def test_a_list_of_policies_is_split_where_a_policy_begins(text):
 def test_every_kind_of_the_grammar_begins_a_policy():
     examples = [
         p.Everything(), p.Nothing(), p.Dots(), p.DotsNoBatch(), p.Names(("a",)), p.Ops((("conv", "store"),)),
-        p.Paths(("a",)), p.Segments(2), p.Values((1,)), p.Loops(p.Nothing(), ((4, p.Dots()),)), p.Offload(p.Dots()),
+        p.Paths(("a",)), p.Segments(2), p.Values((1,)), p.Loops(p.Nothing(), ((p.Part(p.Dots(), 4),),)), p.Offload(p.Dots()),
         p.Budget("fits"),
     ]  # fmt: skip
     # A union is spelt as what it holds; what resolves to another policy, such as a plan, as that.

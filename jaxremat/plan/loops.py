@@ -1,12 +1,14 @@
 """`LoopSearch`: a function with scans, each variant of what is stored inside of their bodies searched like a plain function.
 
 What a body stores is stored once for every step. So its minimum cuts are solved for one step, at prices of a byte that
-hold for all scans at once; and where that is not enough, scans are cut into runs of steps, of which only the carries are
-stored (Chen et al. 2016, section 4.3).
+hold for all scans at once; where that is not enough, scans are cut into runs of steps, of which only the carries are
+stored (Chen et al. 2016, section 4.3). Between two such variants, one too large for a limit and one that fits, the scan is
+split: its first steps store what the lean one does, the others, whose backward pass comes first, what the rich one does.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,6 +16,7 @@ from jaxremat import policy as p
 from jaxremat.choice import Mark, choose, small_and_marked
 from jaxremat.compat import Var
 from jaxremat.flops import FlopCount
+from jaxremat.graph import size_bytes
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.cut import StoredSet, lower_bound, stored_sets
@@ -24,15 +27,24 @@ from jaxremat.plan.search import Bodies, Search, exactly
 from jaxremat.plan.subject import Picture, Subject
 
 _MOST_RUNS = 4
+# So many pairs of variants are mixed, each at so many places of the split.
+_PAIRS, _PLACES = 3, 5
 
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """One scan: how many steps it has, how many values its carry has, and its body, of which nothing is stored."""
+    """One scan: how many steps it has, how many values its carry has and slices each step, and its body, which stores nothing."""
 
     times: int
     carries: int
+    slices: int
     picture: Picture
+
+    @property
+    def carried(self) -> Sequence[Var]:
+        """The carry among the body's inputs, of which it is the last but for the slices."""
+        inputs = self.picture.graph.inputs
+        return inputs[len(inputs) - self.slices - self.carries : len(inputs) - self.slices]
 
 
 @dataclass(frozen=True)
@@ -40,15 +52,27 @@ class Body:
     """What is stored inside of one scan, and the least that it leads to.
 
     Attributes:
-        run, policy: as in `policy.Loops`.
-        stored_bytes: what all steps keep in device memory until the backward pass begins, at least.
+        parts: as in `policy.Loops`.
+        stored_bytes: what all steps keep in device memory until the backward pass begins, at least; their carries, too.
         floor: the contractions that run again, with what goes to the host counted as such, and the cost of it all, at least.
     """
 
-    run: int
-    policy: p.Policy
+    parts: tuple[p.Part, ...]
     stored_bytes: int = 0
     floor: tuple[float, float] = (0, 0.0)
+
+    @property
+    def run(self) -> int:
+        """The steps of a run of the first part, 0 where that is not cut into runs."""
+        return self.parts[0].run
+
+    def followed_by(self, other: "Body", steps: int, length: int) -> "Body":
+        """Returns this for the first steps of a scan of some length, and another one for the others."""
+        (first,), (last,) = self.parts, other.parts
+        part = steps / length
+        floor = tuple(part * a + (1 - part) * b for a, b in zip(self.floor, other.floor, strict=True))
+        stored = int(part * self.stored_bytes + (1 - part) * other.stored_bytes)
+        return Body((replace(first, steps=steps), last), stored, (floor[0], floor[1]))
 
 
 @dataclass(frozen=True)
@@ -60,12 +84,17 @@ class Variant:
     @property
     def policies(self) -> Bodies:
         """As `policy.Loops` has them."""
-        return tuple((body.run, body.policy) for body in self.bodies)
+        return tuple(body.parts for body in self.bodies)
 
     @property
     def stored_bytes(self) -> int:
-        """What is kept at the turn from the forward to the backward pass, at least."""
+        """What is kept at the turn from the forward to the backward pass where no scan is computed again as a whole."""
         return sum(body.stored_bytes for body in self.bodies)
+
+    @property
+    def least_bytes(self) -> int:
+        """What is in use at some time, at least: a scan that is computed again is there alone."""
+        return max(body.stored_bytes for body in self.bodies)
 
     @property
     def floor(self) -> tuple[float, float]:
@@ -85,9 +114,9 @@ class LoopSearch(Search):
         link: Link | None = None,
     ) -> None:
         super().__init__(subject, cost, platform, (), chips, link)
-        probe = subject.cut(p.Loops(p.Nothing(), ((0, p.Nothing()),) * subject.scans))
+        probe = subject.cut(p.Loops(p.Nothing(), ((p.Part(p.Nothing()),),) * subject.scans))
         self._scans = [
-            Scan(program.times, carries, Picture(list(program.cuts.values())[-1], cost, platform, link))
+            Scan(program.times, *carries, Picture(list(program.cuts.values())[-1], cost, platform, link))
             if program.cuts
             else None
             for program, carries in zip(probe.inner, subject.carries, strict=True)
@@ -158,12 +187,12 @@ class LoopSearch(Search):
             host: whether all but these goes to the host.
         """
         if scan is None or scan.times == 1:
-            return Body(0, p.Nothing())
+            return Body((p.Part(p.Nothing()),))
         times, picture, graph = scan.times, scan.picture, scan.picture.graph
         run = run if run and times % run == 0 and run < times else 0
         loops = {eqn.primitive.name for eqn in inline(graph.forward, {})[0]} & {"scan", "cond", "while"}
         if loops:  # its values are counted otherwise when something is decided inside of them
-            return Body(run, p.Dots() if chosen.stored else p.Nothing())
+            return Body((p.Part(p.Dots() if chosen.stored else p.Nothing(), run),))
         if scan is self._main:
             stored = chosen.stored
         else:
@@ -184,7 +213,11 @@ class LoopSearch(Search):
         on_host = picture.host_bytes(choice)
         if self.link is not None:
             contractions += on_host * self.link.flops
-        return Body(run, policy, (run or times) * (choice.stored_bytes - on_host), (times * contractions, times * cost))
+        carried = sum(size_bytes(v.aval) for v in scan.carried if v in choice.inputs_read)
+        stored_bytes = (run or times) * (choice.stored_bytes - on_host + carried) + (
+            times // run * carried if run else 0
+        )
+        return Body((p.Part(policy, run),), stored_bytes, (times * contractions, times * cost))
 
     def _search(self, variant: Variant) -> Search:
         if variant.policies not in self._searches:
@@ -199,17 +232,73 @@ class LoopSearch(Search):
         for variant in self.variants:
             if found is not None and variant.floor > found.order[:2]:
                 break  # as are all that follow
-            if self.input_bytes + variant.stored_bytes // self._chips <= limit_bytes:
+            if self._room(variant, limit_bytes) >= 0:
+                found = _better(found, self._search(variant).best(limit_bytes))
+        return None if found is None else self._split(found, limit_bytes)
+
+    def _room(self, variant: Variant, limit_bytes: int) -> int:
+        """What a limit leaves beside the inputs and what a variant needs at least, on all chips."""
+        return (limit_bytes - self.input_bytes) * self._chips - variant.least_bytes
+
+    def _split(self, found: Candidate, limit_bytes: int) -> Candidate:
+        """Returns what is best where the last steps of the main scan store more than the first; `found` where nothing is better."""
+
+        def expected(pair: tuple[Variant, Variant]) -> tuple[float, float]:
+            lean, rich = pair
+            part = min(1.0, self._room(lean, limit_bytes) / (rich.stored_bytes - lean.stored_bytes))
+            return (
+                part * rich.floor[0] + (1 - part) * lean.floor[0],
+                part * rich.floor[1] + (1 - part) * lean.floor[1],
+            )
+
+        pairs = [
+            (lean, rich)
+            for rich, lean in itertools.combinations(self.variants, 2)
+            if lean.stored_bytes < rich.stored_bytes and self._room(lean, limit_bytes) > 0
+        ]
+        for lean, rich in sorted(pairs, key=expected)[:_PAIRS]:
+            if expected((lean, rich)) >= found.order[:2]:
+                break
+            least = self._search(lean).best(limit_bytes)
+            if least is None:
+                continue
+            found = min(found, least, key=lambda c: c.order)
+            own = (rich.stored_bytes - lean.stored_bytes) / self._steps  # what each of its steps stores more
+            spare = (limit_bytes - least.predicted_bytes) * self._chips
+            low, high = 0, int(min(self._steps - 1, self._room(lean, limit_bytes) / own))  # so many steps may be rich
+            for place in range(_PLACES):
+                steps = high if not place else int(spare / own) if place == 1 else (low + high) // 2
+                variant = self._mixed(lean, rich, steps)
+                if variant is None or not low < steps <= high:
+                    continue
                 candidate = self._search(variant).best(limit_bytes)
-                if candidate is not None and (found is None or candidate.order < found.order):
-                    found = candidate
+                if candidate is not None and candidate.order < found.order:
+                    found, low = candidate, steps
+                else:
+                    high = steps - 1
         return found
+
+    @property
+    def _steps(self) -> int:
+        """Of the main scan."""
+        return 1 if self._main is None else self._main.times
+
+    def _mixed(self, lean: Variant, rich: Variant, steps: int) -> Variant | None:
+        """Returns a variant whose main scan is rich in its last so many steps, or somewhat fewer; None where that cannot be."""
+        number = self._scans.index(self._main)
+        first, last = lean.bodies[number], rich.bodies[number]
+        steps -= steps % math.lcm(first.run or 1, last.run or 1)
+        others = self._steps - steps
+        if first.parts == last.parts or steps < max(1, 2 * last.run) or others < max(1, 2 * first.run):
+            return None
+        body = first.followed_by(last, others, self._steps)
+        return Variant((*lean.bodies[:number], body, *lean.bodies[number + 1 :]))
 
     def leanest(self) -> Candidate:
         """Returns the candidate that is expected to need the least."""
         found = super().leanest()
-        for variant in sorted(self.variants, key=lambda variant: variant.stored_bytes):
-            if self.input_bytes + variant.stored_bytes // self._chips < found.predicted_bytes:
+        for variant in sorted(self.variants, key=lambda variant: variant.least_bytes):
+            if self._room(variant, found.predicted_bytes) > 0:
                 found = min(found, self._search(variant).leanest(), key=lambda c: (c.predicted_bytes, c.order))
         return found
 
@@ -220,6 +309,10 @@ class LoopSearch(Search):
         kept = max(0, limit_bytes * self._chips - self.lifetimes.input_bytes)
         times = self._main.times
         return times * lower_bound(self._main_sets, kept / times, self._host_price)
+
+
+def _better(first: Candidate | None, second: Candidate | None) -> Candidate | None:
+    return min((c for c in (first, second) if c is not None), key=lambda c: c.order, default=None)
 
 
 def _contractions(count: FlopCount) -> int:

@@ -24,7 +24,7 @@ _GRID, _FROM, _TO = 200, 0.8, 1.05
 # Where more than this part of the forward pass' contractions would run again or could meanwhile, several levels are tried.
 _MUCH = 0.5
 
-Bodies = tuple[tuple[int, p.Policy], ...]
+Bodies = tuple[tuple[p.Part, ...], ...]
 
 
 class Search:

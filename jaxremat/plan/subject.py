@@ -56,10 +56,14 @@ class Subject:
         return self._program(_ANYTHING).trace(self._flags)
 
     @cached_property
-    def carries(self) -> list[int]:
-        """For every scan that the function runs, those inside of other scans' bodies left out, how many values its carry has."""
+    def carries(self) -> list[tuple[int, int]]:
+        """For every scan that the function runs, those inside of other scans' bodies left out, how many values its carry has.
+
+        And of how many arrays it takes a slice for each step.
+        """
         scans = (eqn for eqn in inline(self.function.jaxpr.eqns, {})[0] if eqn.primitive.name == "scan")
-        return [len(compat.scan_parts(eqn, eqn.invars)[1]) for eqn in scans]
+        parts = (compat.scan_parts(eqn, eqn.invars) for eqn in scans)
+        return [(len(carry), len(slices)) for _, carry, slices in parts]
 
     @property
     def scans(self) -> int:
