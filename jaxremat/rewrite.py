@@ -7,8 +7,9 @@ or start it before the backward pass has come that far. One barrier opens as muc
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
 
 More kinds of barriers hold the compiler to the order in which memory was meant to be freed. A convolution's kernel and other
-operands that compilers prepare in arrays of their own wait for the cotangent. And what follows the gradient of a weight or bias
-waits for it: compilers would put it off, and keep what it is made of.
+operands that compilers prepare in arrays of their own wait for the cotangent. What follows the gradient of a weight or bias
+waits for it: compilers would put it off, and keep what it is made of. And so does what is recomputed after the cotangent of a
+concatenation was split: the parts that are read later are written before it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,6 +32,9 @@ _PREPARE = frozenset(("conv_general_dilated", pooled.NAME))
 # saves nothing, and compilers round it otherwise.
 _SUMS = frozenset(("reduce_sum",))
 _LEAST_SUMMED = 2**20
+# Equations that cut the cotangent of a concatenation. Where each layer concatenates something to what it reads (DenseNet), that
+# is cut and added to layer by layer, which compilers would put off as a whole, keeping what all layers add.
+_CUTS = frozenset(("split",))
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def backward_program(choice: Choice, zero: Sequence[bool], is_body: bool = False
     writer = _Writer(choice, {ct for ct, z in zip(graph.cotangents, zero) if ct is not None and z}, is_body)
     for index, eqn in enumerate(graph.backward):
         if index not in graph.late:
-            writer.write(eqn)
+            writer.write(eqn, index)
     gradients = {i: writer.result(g) for i, g in enumerate(graph.gradients) if g is not None and not writer.is_zero(g)}
     wanted = list(gradients.values())
     eqns = live(writer.eqns, (v for v in wanted if isinstance(v, Var)))
@@ -99,6 +103,8 @@ class _Writer:
         self.ends = _ends(graph.backward)
         self.finishing = dict[Var, Var]()  # results that the rest waits for, and a cotangent that the rest reads
         self.gates = 0  # how many were opened so far
+        self.parts = dict[Var, int]()  # large parts of a cotangent that was cut, and where each is read last
+        self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
         self.hosts = {
             var: compat.new_var(var.aval.update(memory_space=jax.memory.Space.Host))
@@ -119,8 +125,9 @@ class _Writer:
             self._remake([atom], gate_on=None)
         return self._current(atom)
 
-    def write(self, eqn: JaxprEqn) -> None:
+    def write(self, eqn: JaxprEqn, index: int) -> None:
         """Writes an equation that depends on a cotangent, unless all cotangents that it reads are zero."""
+        self.parts = {v: last for v, last in self.parts.items() if last > index}
         moving = [v for v in eqn.invars if isinstance(v, Var) and v in self.written_at]
         self.written_at.update(dict.fromkeys(eqn.outvars, len(self.written_at)))
         alive = [v for v in moving if not self.is_zero(v)]
@@ -158,6 +165,8 @@ class _Writer:
         invars = [passed[a] if isinstance(a, Var) and a in passed else self._current(a) for a in eqn.invars]
         written = eqn.replace(invars=invars)
         self.eqns.append(pooled.with_own_zeros(written) if eqn.primitive.name == pooled.NAME else written)
+        if eqn.primitive.name in _CUTS:
+            self.parts.update({v: self.last_read[v] for v in eqn.outvars if v in self.last_read and self._is_large(v)})
         out = eqn.outvars[0]
         if out in self.ends and self._frees(eqn):
             self.finishing[self.ends[out]] = gate_on
@@ -315,11 +324,13 @@ class _Writer:
         fewer axes than the cotangent, such as a replicated weight, passes ungated.
         """
         if isinstance(self._narrowed(gate_on), Var):
-            self.gate = self._passed(frontier, gate_on, like)
+            self.gate = self._passed(frontier, gate_on, like, self.parts)
             self.gates += 1
 
-    def _passed(self, values: Sequence[Var], gate_on: Var, like: JaxprEqn) -> dict[Var, Var]:
-        """Writes a barrier on values and a cotangent; returns what stands for the values behind it."""
+    def _passed(
+        self, values: Sequence[Var], gate_on: Var, like: JaxprEqn, parts: Collection[Var] = ()
+    ) -> dict[Var, Var]:
+        """Writes a barrier on values, a cotangent and parts of others; returns what stands for the values behind it."""
         moving = self._narrowed(gate_on)
         passed: dict[Var, Any] = {v: self.fetched.get(v, v) for v in values}
         if not isinstance(moving, Var):
@@ -332,12 +343,19 @@ class _Writer:
             if not axes >= own_axes:
                 continue
             key = moving if axes == own_axes else self._varied(moving, axes - own_axes)
-            gate = compat.barrier([*(passed[v] for v in group), key], like)
+            along = [v for v in self._now(parts) if v is not moving and compat.varying_axes(v.aval) == axes == own_axes]
+            gate = compat.barrier([*(passed[v] for v in group), *along, key], like)
             self.eqns.append(gate)
             passed.update(zip(group, gate.outvars))
+            self.names.update(zip(along, gate.outvars[len(group) :]))
             if axes == own_axes:
                 moving = self.names[moving] = gate.outvars[-1]
         return passed
+
+    def _now(self, parts: Iterable[Var]) -> list[Var]:
+        """What stands for backward values now, those that are zero left out."""
+        now = dict.fromkeys(resolve(v, self.names) for v in parts)
+        return [v for v in now if isinstance(v, Var) and v not in self.zeros]
 
     def _varied(self, var: Var, axes: Collection[str]) -> Var:
         """A cotangent as it enters a barrier beside values that differ over more axes of a mesh."""
