@@ -101,8 +101,10 @@ class _Writer:
         self.large_remade = dict[Var, int]()  # those of them that are not small, and behind which gate
         self.gate = dict[Var, Var]()  # stored values and inputs as they passed the gate that is open
         self.ends = _ends(graph.backward)
-        self.finishing = dict[Var, Var]()  # results that the rest waits for, and a cotangent that the rest reads
+        # Results that the rest waits for, and a cotangent that the rest reads; and whether it is the gradient of a weight.
+        self.finishing = dict[Var, tuple[Var, bool]]()
         self.gates = 0  # how many were opened so far
+        self.index = 0  # of the equation that is written
         self.parts = dict[Var, int]()  # large parts of a cotangent that was cut, and where each is read last
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
@@ -127,6 +129,7 @@ class _Writer:
 
     def write(self, eqn: JaxprEqn, index: int) -> None:
         """Writes an equation that depends on a cotangent, unless all cotangents that it reads are zero."""
+        self.index = index
         self.parts = {v: last for v, last in self.parts.items() if last > index}
         moving = [v for v in eqn.invars if isinstance(v, Var) and v in self.written_at]
         self.written_at.update(dict.fromkeys(eqn.outvars, len(self.written_at)))
@@ -169,9 +172,9 @@ class _Writer:
             self.parts.update({v: self.last_read[v] for v in eqn.outvars if v in self.last_read and self._is_large(v)})
         out = eqn.outvars[0]
         if out in self.ends and self._frees(eqn):
-            self.finishing[self.ends[out]] = gate_on
+            self.finishing[self.ends[out]] = gate_on, eqn.primitive.name in CONTRACTIONS
         if out in self.finishing:
-            self._finish(eqn, self.finishing[out])
+            self._finish(eqn, *self.finishing[out])
 
     def _frees(self, eqn: JaxprEqn) -> bool:
         """Says whether it pays to compute the gradient of a weight or bias at once, as something that it reads can go then.
@@ -187,13 +190,30 @@ class _Writer:
     def _is_large(self, atom: Atom) -> bool:
         return isinstance(atom, Var) and size_bytes(atom.aval) > self.graph.small_bytes
 
-    def _finish(self, eqn: JaxprEqn, gate_on: Var) -> None:
-        """Has what follows wait for an equation, so that what it reads can go."""
-        moving, out = self._narrowed(gate_on), eqn.outvars[0]
+    def _finish(self, eqn: JaxprEqn, gate_on: Var, of_weight: bool) -> None:
+        """Has what follows wait for an equation, so that what it reads can go.
+
+        That follows the cotangent which the equation reads; where nothing reads this any more, as the gradient of a weight was
+        transposed once more behind its other readers, it follows what was written last.
+        """
+        out = eqn.outvars[0]
+        if of_weight and not self._is_read_later(gate_on):
+            gate_on = self._last_written(out) or gate_on
+        moving = self._narrowed(gate_on)
         if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
             gate = compat.barrier([out, moving], eqn)
             self.eqns.append(gate)
             self.names[out], self.names[moving] = gate.outvars
+
+    def _is_read_later(self, var: Var) -> bool:
+        return self.last_read.get(var, -1) > self.index
+
+    def _last_written(self, but: Var) -> Var | None:
+        """The backward value that was written last, but for one, of those that are read later."""
+        for var in reversed(self.written_at):
+            if var is not but and self._is_read_later(var) and not self.is_zero(var):
+                return var
+        return None
 
     def _early(self, operands: Iterable[Atom]) -> list[Var]:
         """Those of some operands that are large and have been there since before the gate that is open."""

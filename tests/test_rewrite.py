@@ -72,6 +72,26 @@ def test_what_follows_the_gradient_of_a_weight_waits_for_it():
     assert len(cotangents) == DEPTH
 
 
+def tied(table, ws, x):
+    """A table that is read transposed, as by a language model whose embedding is its last layer, too."""
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return jax.nn.logsumexp(x @ table.T, axis=1).sum()
+
+
+def test_what_follows_a_gradient_that_is_transposed_once_more_waits_for_it():
+    """The cotangent that the table's gradient is made of is read by nothing behind it: the layer before waits all the same."""
+    words = 4 * SIDE
+    args = shapes(words, SIDE), [shapes(SIDE, SIDE)] * DEPTH, shapes(ROWS, SIDE)
+    jaxpr, made_by = equations_of(tied, "dots", *args)
+    (table,) = (v for v in jaxpr.outvars if v.aval.shape == (words, SIDE))
+    barrier = made_by[table]
+    assert barrier.primitive.name == "optimization_barrier"
+    (beside,) = (v for v in barrier.outvars if v is not table)
+    assert beside.aval.shape == (ROWS, SIDE)
+    assert any(beside in eqn.invars for eqn in jaxpr.eqns)
+
+
 def test_kernels_wait_for_the_cotangent():
     """The kernel that the gradient of a convolution's input reads, reversed, comes from behind a barrier."""
     side, channels = 32, 256  # 2.25 MiB a kernel: not small
