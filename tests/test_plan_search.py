@@ -177,7 +177,14 @@ def test_what_was_made_last_need_not_be_recomputed():
     found = search.but_for_the_last(jaxremat.parse("names:*"))
     assert search.of_policy(jaxremat.parse("names:*")).contraction_flops == 4 * product
     assert found.contraction_flops == 3 * product
-    assert found.policy in [c.policy for c in standard(search)]
+    known = [c.policy for c in standard(search)]
+    assert found.policy in known
+    # Every second of the outputs 1, 2 and 3, from the end: 2 is left out, and computed again with 3, for both.
+    paired = search.but_for_the_last(jaxremat.parse("names:*"), every=2)
+    assert paired.contraction_flops == 3 * product
+    (choice,), (other,) = ([choice for _, choice in c.choices] for c in (found, paired))
+    assert choice.stored_bytes - other.stored_bytes == rows * SIDE * 4
+    assert paired.policy in known
 
 
 def test_what_is_kept_counts_once_in_the_forward_pass():

@@ -185,15 +185,21 @@ class Search:
         picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link)
         return self._on_one_chip(picture.candidate(picture.choice, policy))
 
-    def but_for_the_last(self, policy: p.Policy) -> Candidate:
+    def but_for_the_last(self, policy: p.Policy, every: int = 1) -> Candidate:
         """Returns what a policy stores, and with it all that is made behind the last but one of its large values.
 
         The backward pass begins there: what would be recomputed has only just been made.
+
+        Args:
+            policy: the policy.
+            every: of its large values so many-th are stored, counted from the end: where it stores what blocks give, this
+                makes segments of so many blocks.
         """
         stored = self.picture.stored(choose(self.graph, policy))
         places = sorted({self.operations.place[n] for n in stored})
         behind = (n for n in self.operations.read_backward if len(places) > 1 and self.operations.place[n] > places[-2])
-        return self.of_stored(stored.union(behind))
+        kept = {*places[-1:], *places[-2::-every]}
+        return self.of_stored({n for n in stored if self.operations.place[n] in kept}.union(behind))
 
     def without_small(self, candidate: Candidate) -> tuple[Candidate, int]:
         """Returns a candidate that stores the same but for small values, and how many those are.

@@ -18,6 +18,8 @@ from jaxremat.spelling import parse
 from jaxremat.targets import Target, find_target
 
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Of the tagged values so many-th are stored.
+_EVERY = (1, 2, 4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,5 +96,5 @@ def standard(search: Search) -> list[Candidate]:
         except PolicyError:  # segments of a function that cannot be cut; runs that are not those of all its scans
             continue
     if names and not scans:
-        found.append(search.but_for_the_last(parse("names:*")))
+        found += [search.but_for_the_last(parse("names:*"), every) for every in _EVERY]
     return sorted(found, key=lambda c: c.order)
