@@ -143,6 +143,43 @@ def test_a_scan_in_parts(loss, body, again):
     same(jax.jit(wrapped)(ws, x), jax.jit(loss)(ws, x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("order", ["vmap of grad", "grad of vmap", "grad of grad", "jvp of grad"])
+def test_parts_under_transformations(order):
+    def squares(f):
+        return lambda ws, x: sum((g**2).sum() for g in jax.grad(f, (0, 1))(ws, x))
+
+    transforms = {
+        "vmap of grad": lambda f: jax.vmap(jax.grad(f, (0, 1)), (None, 0)),
+        "grad of vmap": lambda f: jax.grad(lambda ws, xs: jax.vmap(f, (None, 0))(ws, xs).sum()),
+        "grad of grad": lambda f: jax.grad(squares(f)),
+        "jvp of grad": lambda f: lambda ws, x: jax.jvp(lambda ws: jax.grad(f)(ws, x), (ws,), (ws,)),
+    }
+    ws, x = arguments()
+    x = jnp.stack([x[:8], -x[:8]]) if "vmap" in order else x[:8]
+    wrapped = jaxremat.remat(backwards, "loops:everything|4:nothing>6:3*dots>nothing")
+    ours, theirs = (jax.jit(transforms[order](f))(ws, x) for f in (wrapped, backwards))
+    same(ours, theirs, rtol=2e-5)
+
+
+def test_parts_of_carries_that_are_keys_and_counts():
+    """A carry may hold what has no gradient: a random key, a number of steps."""
+
+    def loss(ws, x, key):
+        def step(carry, w):
+            x, key, count = carry
+            key, own = jax.random.split(key)
+            x = jnp.tanh(x @ w) * jax.random.bernoulli(own, 0.8, x.shape)
+            return (x, key, count + 1), (x.sum(), count)
+
+        (x, _, count), (sums, counts) = jax.lax.scan(step, (x, key, 0), ws)
+        return (x**2).mean() + sums.mean(), (count, counts)
+
+    ws, x = arguments()
+    wrapped = jaxremat.remat(loss, "loops:everything|5:nothing>dots")
+    ours, theirs = (jax.jit(jax.grad(f, has_aux=True))(ws, x, jax.random.key(3)) for f in (wrapped, loss))
+    same(ours, theirs, rtol=2e-5)
+
+
 def test_a_plan_splits_a_scan():
     """Between all products computed again and none there is a plan for every number of them, which the budget decides."""
     peaks = {body: jaxremat.cost(jax.value_and_grad(jaxremat.remat(scanned, f"loops:everything|{body}")), *shapes()).peak_bytes

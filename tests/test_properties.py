@@ -68,6 +68,7 @@ OPERATIONS = {
     "dropout": lambda x, y, key: jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0),
     "gather": lambda x, y, key: x[jnp.argsort(y[0])],
     "transpose": lambda x, y, key: x.T.reshape(2, 8).reshape(N, N),
+    "concatenate": lambda x, y, key: jnp.sin(jnp.concatenate([x, y, x], 1)).reshape(N, N, 3).sum(2),
     "name": lambda x, y, key: jaxremat.name(x, "tag"),
     "stop": lambda x, y, key: x + jax.lax.stop_gradient(y),
     "custom": lambda x, y, key: clipped(x),
