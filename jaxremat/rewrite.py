@@ -35,6 +35,7 @@ _LEAST_SUMMED = 2**20
 # Equations that cut the cotangent of a concatenation. Where each layer concatenates something to what it reads (DenseNet), that
 # is cut and added to layer by layer, which compilers would put off as a whole, keeping what all layers add.
 _CUTS = frozenset(("split",))
+_LOOPS = frozenset(("scan", "while"))
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class _Writer:
         self.finishing = dict[Var, tuple[Var, bool]]()
         self.gates = 0  # how many were opened so far
         self.index = 0  # of the equation that is written
+        self.unfinished = list[Var]()  # gradients of weights that nothing waits for yet
         self.parts = dict[Var, int]()  # large parts of a cotangent that was cut, and where each is read last
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
@@ -193,27 +195,17 @@ class _Writer:
     def _finish(self, eqn: JaxprEqn, gate_on: Var, of_weight: bool) -> None:
         """Has what follows wait for an equation, so that what it reads can go.
 
-        That follows the cotangent which the equation reads; where nothing reads this any more, as the gradient of a weight was
-        transposed once more behind its other readers, it follows what was written last.
+        That follows the cotangent which the equation reads. Where nothing reads this any more, as the gradient of a weight was
+        transposed once more behind its other readers, the next contractions or loops that are computed again wait.
         """
-        out = eqn.outvars[0]
-        if of_weight and not self._is_read_later(gate_on):
-            gate_on = self._last_written(out) or gate_on
-        moving = self._narrowed(gate_on)
+        moving, out = self._narrowed(gate_on), eqn.outvars[0]
+        if of_weight and self.last_read.get(gate_on, -1) <= self.index:
+            self.unfinished.append(out)
+            return
         if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
             gate = compat.barrier([out, moving], eqn)
             self.eqns.append(gate)
             self.names[out], self.names[moving] = gate.outvars
-
-    def _is_read_later(self, var: Var) -> bool:
-        return self.last_read.get(var, -1) > self.index
-
-    def _last_written(self, but: Var) -> Var | None:
-        """The backward value that was written last, but for one, of those that are read later."""
-        for var in reversed(self.written_at):
-            if var is not but and self._is_read_later(var) and not self.is_zero(var):
-                return var
-        return None
 
     def _early(self, operands: Iterable[Atom]) -> list[Var]:
         """Those of some operands that are large and have been there since before the gate that is open."""
@@ -272,7 +264,9 @@ class _Writer:
         if forward and gate_on is not None:
             # Small values pass along with large ones, but ask for no gate of their own: it would break a fusion.
             if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
-                self._open(list(frontier), gate_on, eqns[0])
+                heavy = any(eqn.primitive.name in (*CONTRACTIONS, *_LOOPS) for eqn in eqns)
+                self._open(list(frontier), gate_on, eqns[0], self.unfinished if heavy else ())
+                self.unfinished = [] if heavy else self.unfinished
             opened = self.gate
         elif prepares and late and gate_on is not None:
             opened = self._passed(self._early(frontier), gate_on, eqns[0])
@@ -337,14 +331,14 @@ class _Writer:
                 sources.update(dict.fromkeys(eqn.outvars, origin))
         return gated
 
-    def _open(self, frontier: Sequence[Var], gate_on: Var, like: JaxprEqn) -> None:
-        """Opens a new gate: stored values that are there when a cotangent is, and not before.
+    def _open(self, frontier: Sequence[Var], gate_on: Var, like: JaxprEqn, unfinished: Collection[Var] = ()) -> None:
+        """Opens a new gate: stored values that are there when a cotangent is and gradients are finished, and not before.
 
         Inside of `shard_map` a barrier takes values that vary over the same axes of the mesh. A value that varies over
         fewer axes than the cotangent, such as a replicated weight, passes ungated.
         """
         if isinstance(self._narrowed(gate_on), Var):
-            self.gate = self._passed(frontier, gate_on, like, self.parts)
+            self.gate = self._passed(frontier, gate_on, like, (*self.parts, *unfinished))
             self.gates += 1
 
     def _passed(
