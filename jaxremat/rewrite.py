@@ -106,7 +106,9 @@ class _Writer:
         self.finishing = dict[Var, tuple[Var, bool]]()
         self.gates = 0  # how many were opened so far
         self.index = 0  # of the equation that is written
-        self.unfinished = list[Var]()  # gradients of weights that nothing waits for yet
+        self.unfinished = dict[
+            Var, int
+        ]()  # gradients of weights that nothing waits for yet, and the bytes that they keep
         self.parts = dict[Var, int]()  # large parts of a cotangent that was cut, and where each is read last
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
@@ -196,12 +198,11 @@ class _Writer:
         """Has what follows wait for an equation, so that what it reads can go.
 
         That follows the cotangent which the equation reads. Where nothing reads this any more, as the gradient of a weight was
-        transposed once more behind its other readers, the next contractions or loops that are computed again wait.
+        transposed once more behind its other readers, what waits is recomputation that would take more than the cotangent does.
         """
         moving, out = self._narrowed(gate_on), eqn.outvars[0]
         if of_weight and self.last_read.get(gate_on, -1) <= self.index:
-            self.unfinished.append(out)
-            return
+            self.unfinished[out] = size_bytes(gate_on.aval)
         if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
             gate = compat.barrier([out, moving], eqn)
             self.eqns.append(gate)
@@ -264,9 +265,11 @@ class _Writer:
         if forward and gate_on is not None:
             # Small values pass along with large ones, but ask for no gate of their own: it would break a fusion.
             if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
-                heavy = any(eqn.primitive.name in (*CONTRACTIONS, *_LOOPS) for eqn in eqns)
-                self._open(list(frontier), gate_on, eqns[0], self.unfinished if heavy else ())
-                self.unfinished = [] if heavy else self.unfinished
+                makers = (eqn for eqn in eqns if eqn.primitive.name in (*CONTRACTIONS, *_LOOPS))
+                made = sum(size_bytes(v.aval) for eqn in makers for v in eqn.outvars)
+                waited_for = [v for v, size in self.unfinished.items() if size <= made]
+                self._open(list(frontier), gate_on, eqns[0], waited_for)
+                self.unfinished = {v: size for v, size in self.unfinished.items() if size > made}
             opened = self.gate
         elif prepares and late and gate_on is not None:
             opened = self._passed(self._early(frontier), gate_on, eqns[0])
