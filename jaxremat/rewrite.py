@@ -106,9 +106,8 @@ class _Writer:
         self.finishing = dict[Var, tuple[Var, bool]]()
         self.gates = 0  # how many were opened so far
         self.index = 0  # of the equation that is written
-        self.unfinished = dict[
-            Var, int
-        ]()  # gradients of weights that nothing waits for yet, and the bytes that they keep
+        # Gradients of weights that nothing waits for yet, and the bytes of the cotangents that they keep.
+        self.unfinished = dict[Var, int]()
         self.parts = dict[Var, int]()  # large parts of a cotangent that was cut, and where each is read last
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
