@@ -108,7 +108,7 @@ class _Writer:
         self.index = 0  # of the equation that is written
         # Gradients of weights that nothing waits for yet, and the bytes of the cotangents that they keep.
         self.unfinished = dict[Var, int]()
-        self.parts = dict[Var, int]()  # large parts of a cotangent that was cut, and where each is read last
+        self.parts = list[Var]()  # large parts of cotangents that were cut
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
         self.hosts = {
@@ -133,7 +133,6 @@ class _Writer:
     def write(self, eqn: JaxprEqn, index: int) -> None:
         """Writes an equation that depends on a cotangent, unless all cotangents that it reads are zero."""
         self.index = index
-        self.parts = {v: last for v, last in self.parts.items() if last > index}
         moving = [v for v in eqn.invars if isinstance(v, Var) and v in self.written_at]
         self.written_at.update(dict.fromkeys(eqn.outvars, len(self.written_at)))
         alive = [v for v in moving if not self.is_zero(v)]
@@ -172,7 +171,7 @@ class _Writer:
         written = eqn.replace(invars=invars)
         self.eqns.append(pooled.with_own_zeros(written) if eqn.primitive.name == pooled.NAME else written)
         if eqn.primitive.name in _CUTS:
-            self.parts.update({v: self.last_read[v] for v in eqn.outvars if v in self.last_read and self._is_large(v)})
+            self.parts += filter(self._is_large, eqn.outvars)
         out = eqn.outvars[0]
         if out in self.ends and self._frees(eqn):
             self.finishing[self.ends[out]] = gate_on, eqn.primitive.name in CONTRACTIONS
@@ -200,12 +199,15 @@ class _Writer:
         transposed once more behind its other readers, what waits is recomputation that would take more than the cotangent does.
         """
         moving, out = self._narrowed(gate_on), eqn.outvars[0]
-        if of_weight and self.last_read.get(gate_on, -1) <= self.index:
+        if of_weight and not self._is_read_later(gate_on):
             self.unfinished[out] = size_bytes(gate_on.aval)
         if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
             gate = compat.barrier([out, moving], eqn)
             self.eqns.append(gate)
             self.names[out], self.names[moving] = gate.outvars
+
+    def _is_read_later(self, var: Var) -> bool:
+        return self.last_read.get(var, -1) > self.index
 
     def _early(self, operands: Iterable[Atom]) -> list[Var]:
         """Those of some operands that are large and have been there since before the gate that is open."""
@@ -340,6 +342,7 @@ class _Writer:
         fewer axes than the cotangent, such as a replicated weight, passes ungated.
         """
         if isinstance(self._narrowed(gate_on), Var):
+            self.parts = list(filter(self._is_read_later, self.parts))
             self.gate = self._passed(frontier, gate_on, like, (*self.parts, *unfinished))
             self.gates += 1
 

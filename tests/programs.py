@@ -45,6 +45,23 @@ def network(ws: Sequence[jax.Array], x: jax.Array) -> jax.Array:
     return (x**2).mean()
 
 
+def transformations(argnums: Any) -> dict[str, Callable[..., Any]]:
+    """Returns what is done to a loss of weights and data, by name: derivatives with respect to `argnums`, and orders of them.
+
+    Those that map over data take a batch of them.
+    """
+
+    def squares(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda ws, x: sum((g**2).sum() for g in jax.tree.leaves(jax.grad(f, argnums)(ws, x)))
+
+    return {
+        "vmap of grad": lambda f: jax.vmap(jax.grad(f, argnums), (None, 0)),
+        "grad of vmap": lambda f: jax.grad(lambda ws, xs: jax.vmap(f, (None, 0))(ws, xs).sum()),
+        "grad of grad": lambda f: jax.grad(squares(f)),
+        "jvp of grad": lambda f: lambda ws, x: jax.jvp(lambda ws: jax.grad(f)(ws, x), (ws,), (ws,)),
+    }
+
+
 def same(actual: Any, expected: Any, rtol: float = 0.0) -> None:
     """Asserts equal structures and leaves: bit for bit, or within `rtol` of the largest element of each leaf."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from plans import search_of
-from programs import counts, same
+from programs import counts, same, transformations
 
 import jaxremat
 from jaxremat import policy as p
@@ -145,19 +145,10 @@ def test_a_scan_in_parts(loss, body, again):
 
 @pytest.mark.parametrize("order", ["vmap of grad", "grad of vmap", "grad of grad", "jvp of grad"])
 def test_parts_under_transformations(order):
-    def squares(f):
-        return lambda ws, x: sum((g**2).sum() for g in jax.grad(f, (0, 1))(ws, x))
-
-    transforms = {
-        "vmap of grad": lambda f: jax.vmap(jax.grad(f, (0, 1)), (None, 0)),
-        "grad of vmap": lambda f: jax.grad(lambda ws, xs: jax.vmap(f, (None, 0))(ws, xs).sum()),
-        "grad of grad": lambda f: jax.grad(squares(f)),
-        "jvp of grad": lambda f: lambda ws, x: jax.jvp(lambda ws: jax.grad(f)(ws, x), (ws,), (ws,)),
-    }
     ws, x = arguments()
     x = jnp.stack([x[:8], -x[:8]]) if "vmap" in order else x[:8]
     wrapped = jaxremat.remat(backwards, "loops:everything|4:nothing>6:3*dots>nothing")
-    ours, theirs = (jax.jit(transforms[order](f))(ws, x) for f in (wrapped, backwards))
+    ours, theirs = (jax.jit(transformations((0, 1))[order](f))(ws, x) for f in (wrapped, backwards))
     same(ours, theirs, rtol=2e-5)
 
 

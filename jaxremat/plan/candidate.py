@@ -1,5 +1,6 @@
 """`Candidate`: a policy that is weighed, and what the planner expects of it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jaxremat import policy as p
@@ -46,3 +47,8 @@ class Candidate:
         What goes to the host counts as the contractions that the time for it would do.
         """
         return (self.contraction_flops + self.transfer_flops, self.cost, self.predicted_bytes)
+
+
+def best_of(candidates: Iterable[Candidate | None]) -> Candidate | None:
+    """Returns the best of some candidates, those that are None left out; None where there is no other."""
+    return min((c for c in candidates if c is not None), key=lambda c: c.order, default=None)

@@ -8,7 +8,7 @@ in values which nobody would read are one, and at most 2^12 are left.
 from collections.abc import Iterator
 from functools import cached_property
 
-from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.search import Search
 
 MOST_VALUES = 12
@@ -52,7 +52,7 @@ class ExhaustiveSearch(Search):
     def best(self, limit_bytes: int) -> Candidate | None:
         """Returns the cheapest candidate that is expected to stay within a limit; None where there is none."""
         found = [super().best(limit_bytes), *(c for c in self._curve if c.predicted_bytes <= limit_bytes)]
-        return min((c for c in found if c is not None), key=lambda c: c.order, default=None)
+        return best_of(found)
 
     def leanest(self) -> Candidate:
         """Returns the candidate that is expected to need the least."""

@@ -18,7 +18,7 @@ from jaxremat.compat import Var
 from jaxremat.flops import FlopCount
 from jaxremat.graph import size_bytes
 from jaxremat.inline import inline
-from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.cut import StoredSet, lower_bound, stored_sets
 from jaxremat.plan.exhaustive import MOST_VALUES, ExhaustiveSearch
 from jaxremat.plan.objective import Link
@@ -233,7 +233,7 @@ class LoopSearch(Search):
             if found is not None and variant.floor > found.order[:2]:
                 break  # as are all that follow
             if self._room(variant, limit_bytes) >= 0:
-                found = _better(found, self._search(variant).best(limit_bytes))
+                found = best_of((found, self._search(variant).best(limit_bytes)))
         return None if found is None else self._split(found, limit_bytes)
 
     def _room(self, variant: Variant, limit_bytes: int) -> int:
@@ -309,10 +309,6 @@ class LoopSearch(Search):
         kept = max(0, limit_bytes * self._chips - self.lifetimes.input_bytes)
         times = self._main.times
         return times * lower_bound(self._main_sets, kept / times, self._host_price)
-
-
-def _better(first: Candidate | None, second: Candidate | None) -> Candidate | None:
-    return min((c for c in (first, second) if c is not None), key=lambda c: c.order, default=None)
 
 
 def _contractions(count: FlopCount) -> int:

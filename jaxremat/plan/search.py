@@ -9,7 +9,7 @@ from jaxremat.choice import Mark, choose, small_and_marked
 from jaxremat.compat import Var
 from jaxremat.flops import FlopCount
 from jaxremat.graph import Graph
-from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.cut import lower_bound, stored_sets
 from jaxremat.plan.knapsack import Knapsack
 from jaxremat.plan.nesting import Nesting
@@ -112,12 +112,12 @@ class Search:
         near = [step * i for i in range(int(_FROM * limit_bytes) // step, int(_TO * limit_bytes) // step + 2)]
         mixed = self._fitting(self._mixture, (*near, limit_bytes), limit_bytes)
         whole = (c for c in self._unmixed if c.predicted_bytes <= limit_bytes)
-        found = min((c for c in (mixed, *whole) if c is not None), key=lambda c: c.order, default=None)
+        found = best_of((mixed, *whole))
         if found is not None and found.order[0] < _MUCH * self.forward_contractions:
             return found
         # So much is recomputed, or goes to the host, or nothing fits at all, that a second time may be cheaper.
         nested = self._fitting(self._nested, near, limit_bytes)
-        return min((c for c in (found, nested) if c is not None), key=lambda c: c.order, default=None)
+        return best_of((found, nested))
 
     @cached_property
     def _unmixed(self) -> list[Candidate]:
