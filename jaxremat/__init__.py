@@ -5,7 +5,7 @@ from jaxremat.cost import Cost, cost
 from jaxremat.erasure import erased
 from jaxremat.errors import CompileError, PolicyError, RematWarning, TargetError
 from jaxremat.naming import name
-from jaxremat.plan import Frontier, Plan, frontier, load_plan, plan
+from jaxremat.plan import Frontier, Plan, Planner, frontier, load_plan, plan
 from jaxremat.policy import Policy
 from jaxremat.remat import remat
 from jaxremat.residuals import Residuals, residuals
@@ -17,6 +17,7 @@ __all__ = [
     "Cost",
     "Frontier",
     "Plan",
+    "Planner",
     "Policy",
     "PolicyError",
     "RematWarning",

@@ -5,7 +5,8 @@
     python -m experiments.bench plan --readme README.md --picture plan.svg
 
 For each network and target, no remat and the competitors are compiled, and the planner is asked for a plan within the
-peak of each, within 75 % and 50 % of that of no remat, and within the budgets of its named claims. Recomputation is that of
+peak of each, within 75 % and 50 % of that of no remat, and within the budgets of its named claims; one `jaxremat.Planner` is asked for all of them, the smallest first, so that what
+was compiled for one serves the next. Recomputation is that of
 convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. On `local`
 the gradient of every plan that fits is run beside that without rematerialization: networks of ReLUs have the same bits, the
 others differ by at most 2e-5 of a leaf's largest entry. Every cell is a line of `--out`; cells that are there are not run
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -74,9 +75,10 @@ class Contest:
             cell = Cell("competitor", self.name, self.target, competitor.name)
             yield cell, partial(plan_cells.compete, cell, self.net, competitor.loss)
         names = [competitor.name for competitor in self.against]
+        planner = cache(lambda: jaxremat.Planner(self.net.loss, *self.net.args, target=self.target))
         for size in budgets(Suite(results), self.name, self.target, names):
             cell = Cell("plan", self.name, self.target, size)
-            yield cell, partial(plan_cells.plan, cell, self.net)
+            yield cell, partial(plan_cells.plan, cell, self.net, planner)
 
 
 def contests(options: Options) -> list[Contest]:

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -139,14 +139,19 @@ def compete(cell: Cell, net: Net, loss: Any) -> Result:
     return _result(cell, work)
 
 
-def plan(cell: Cell, net: Net) -> Result:
+def plan(cell: Cell, net: Net, planner: Callable[[], jaxremat.Planner]) -> Result:
     """Asks the planner for the budget of a cell, and compiles what it found once more; a failure is a result that says why.
 
     On `local` the gradient is run, too, and compared with that without rematerialization, where this fits into the memory.
+
+    Args:
+        cell: the network, target and budget.
+        net: the network.
+        planner: returns the planner of its loss for the target; the first call may take long.
     """
 
     def work() -> dict[str, Any]:
-        found = jaxremat.plan(net.loss, *net.args, budget=int(cell.asked), target=cell.target)
+        found = planner().plan(int(cell.asked))
         planned_loss = jaxremat.remat(net.loss, found)
         kept = jaxremat.residuals(planned_loss, *net.args).total_bytes
         counted = replace(figures(net, planned_loss, cell.target), kept_bytes=kept)

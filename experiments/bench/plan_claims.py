@@ -146,23 +146,15 @@ CLAIMS = (
 
 
 def budgets(suite: Suite, net: str, target: str, competitors: Iterable[str]) -> Sequence[int]:
-    """Returns the budgets to ask for: peaks of `competitors` below that of no remat, parts of it, and those of claims.
-
-    Those of competitors that no other beats in both memory and recomputation come first.
-    """
+    """Returns the budgets to ask for, the smallest first: peaks of `competitors`, parts of that of no remat, those of claims."""
     base = suite.without_remat(net, target)
     if base is None:
         return ()
     peak, names = base[0].peak_bytes, set(competitors)
-    found = [r.figures for r in suite.competitors(net, target) if r.figures and r.cell.asked in names]
-    best, beaten, least = list[int](), list[int](), float("inf")
-    for figures in sorted(found, key=lambda f: (f.peak_bytes, f.recomputed_flops)):
-        (best if figures.recomputed_flops < least else beaten).append(figures.peak_bytes)
-        least = min(least, figures.recomputed_flops)
+    theirs = [r.figures.peak_bytes for r in suite.competitors(net, target) if r.figures and r.cell.asked in names]
     claimed = [size for claim in CLAIMS if (size := claim.budget_bytes(suite, net, target)) is not None]
-    wanted = [*reversed(best), *(part_of(peak, f) for f in FRACTIONS), *claimed, *reversed(beaten)]
     kept = [0]
-    for size in sorted(wanted):
-        if size - size // NEAR > kept[-1]:
+    for size in sorted((*theirs, *(part_of(peak, f) for f in FRACTIONS), *claimed)):
+        if size < peak and size - size // NEAR > kept[-1]:
             kept.append(size)
-    return tuple(size for size in dict.fromkeys(wanted) if size in kept and size < peak)
+    return kept[1:]

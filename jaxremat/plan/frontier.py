@@ -1,18 +1,16 @@
-"""`frontier`: the whole curve of compiled peak against recomputation, with the standard policies on it."""
+"""`frontier_of`: the whole curve of compiled peak against recomputation, with the standard policies on it."""
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from jaxremat import policy as p
 from jaxremat.errors import PolicyError, RematWarning
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.curve import Frontier, Point
-from jaxremat.plan.judge import Step, Verdict
+from jaxremat.plan.judge import Verdict
 from jaxremat.plan.search import Search
-from jaxremat.plan.task import Task, standard, task
-from jaxremat.policy import Policy
+from jaxremat.plan.task import Task, standard
 from jaxremat.targets import package_versions
 
 # Always compiled; other standard policies only where the model does not expect them to lie above the curve.
@@ -21,83 +19,43 @@ _ALWAYS = ("dots", "dots_no_batch", "names:*", "nothing", "segments:sqrt")
 _NEAREST = 64
 
 
-def frontier(
-    loss: Callable[..., Any],
-    *args: Any,
-    target: str = "local",
-    objective: str = "flops",
-    argnums: int | Sequence[int] = 0,
-    step: Step | None = None,
-    compile: bool = True,
-    points: int = 8,
-    **kwargs: Any,
-) -> Frontier:
-    """Returns the curve of a program's peak against what it recomputes, from the leanest policy found to none at all.
-
-    The planner's search is asked for policies under limits spread between both ends, and each is compiled once, like the
-    standard policies. What another one beats in peak and recomputation is taken off the curve: so less memory never comes
-    with less recomputation, and no point needs more than one that recomputes less.
-
-    Args:
-        loss: any JAX function with floating-point outputs; most often a scalar loss.
-        *args: its arguments; arrays or `jax.ShapeDtypeStruct`s. No data is read.
-        target: a name of `jaxremat.targets()`.
-        objective: what recomputation costs: `flops`, `bytes` moved, or roofline `time` on the target.
-        argnums: the arguments that are differentiated, as for `jax.grad`.
-        step: called with the wrapped loss, it returns a training step and its arguments, whose peak is weighed. By
-            default the step is `jax.value_and_grad(loss, argnums)`.
-        compile: False asks no compiler: then the planner's model decides, and the frontier says so.
-        points: how many policies of the search are weighed at most, both ends included; 2 or more.
-        **kwargs: keyword arguments of `loss`.
-
-    Returns:
-        A `Frontier`, whose `points` are policies: `jaxremat.remat(loss, found.points[0])`.
+def frontier_of(work: Task, points: int, began: float) -> Frontier:
+    """Returns the curve of a task, as `frontier` has it; `began` is when that did, by `time.perf_counter`.
 
     Raises:
-        PolicyError: `points` is no whole number of 2 or more; there is no such objective; the function has side effects.
-        TargetError: there is no such target, or nothing here compiles for it.
-        TypeError: nothing at `argnums` can be differentiated; no `step` is given, and `loss` returns no real number.
-
-    Reference:
-        Jain et al., "Checkmate", MLSys 2020, arXiv:1910.02653, figure 5: the curve that planners are compared by.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, jaxremat
-        >>> def loss(ws, x):
-        ...     for w in ws:
-        ...         x = jnp.tanh(x @ w)
-        ...     return (x**2).sum()
-        >>> ws, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4, jax.ShapeDtypeStruct((4096, 64), jnp.float32)
-        >>> found = jaxremat.frontier(loss, ws, x, points=3)
-        >>> peaks = [point.peak_bytes for point in found.points]
-        >>> flops = [point.recomputed_flops for point in found.points]
-        >>> peaks == sorted(peaks), flops == sorted(flops, reverse=True), flops[-1]
-        (True, True, 0)
+        PolicyError: `points` is no whole number of 2 or more.
     """
-    began = time.perf_counter()
-    if isinstance(points, bool) or not isinstance(points, int) or points < 2:
-        raise PolicyError(
-            f"frontier: points must be a whole number of 2 or more, for both ends of the curve; got {points!r}."
-        )
-    work = task(loss, args, kwargs, target=target, objective=objective, argnums=argnums, step=step, compile=compile)
+    require_points(points)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # candidates are weighed here, whatever they waste
         verdicts = _weighed(work, points)
     baseline = next(v for v in verdicts if isinstance(v.candidate.policy, p.Everything))
-    curve = _unbeaten(verdicts)
-    on_curve = {v.candidate.policy for v in curve}
+    on_top = _unbeaten(verdicts)
+    on_curve = {v.candidate.policy for v in on_top}
     forward = work.search.operations.forward_count
     return Frontier(
-        points=tuple(_point(v, work) for v in curve),
+        points=tuple(_point(v, work) for v in on_top),
         beaten=tuple(_point(v, work) for v in verdicts if v.candidate.policy not in on_curve),
-        target=target,
-        objective=objective,
+        target=work.chip.name,
+        objective=work.objective,
         without_remat_bytes=baseline.peak_bytes,
         forward_flops=forward.dot_flops + forward.conv_flops + forward.elementwise_flops,
-        is_compiled=work.judge.compiles,
+        is_compiled=work.judge().compiles,
         seconds=time.perf_counter() - began,
         versions=package_versions(work.chip.kind),
     )
+
+
+def require_points(points: int) -> None:
+    """Checks how many points a curve is to have.
+
+    Raises:
+        PolicyError: they are no whole number of 2 or more.
+    """
+    if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+        raise PolicyError(
+            f"frontier: points must be a whole number of 2 or more, for both ends of the curve; got {points!r}."
+        )
 
 
 def _weighed(work: Task, count: int) -> list[Verdict]:
@@ -109,8 +67,10 @@ def _weighed(work: Task, count: int) -> list[Verdict]:
         if str(c.policy) in _ALWAYS
         or not any(s.predicted_bytes <= c.predicted_bytes and s.order[:2] <= c.order[:2] for s in searched)
     ]
-    distinct = dict[Policy, Candidate]((c.policy, c) for c in (*searched, *others))
-    return [work.judge.ask(candidate) for candidate in distinct.values()]
+    judge = work.judge()
+    for candidate in (*searched, *others):
+        judge.ask(candidate)
+    return list(judge.verdicts.values())
 
 
 def _spread(search: Search, count: int) -> list[Candidate]:
@@ -154,7 +114,7 @@ def _point(verdict: Verdict, work: Task) -> Point:
     return Point(
         policy=candidate.policy,
         predicted_bytes=candidate.predicted_bytes,
-        peak_bytes=verdict.peak_bytes if work.judge.compiles else None,
+        peak_bytes=verdict.peak_bytes if work.judge().compiles else None,
         recomputed_contraction_flops=candidate.contraction_flops,
         recomputed_flops=candidate.flops,
         cost=candidate.cost,

@@ -1,12 +1,8 @@
-"""`plan`: the cheapest policy whose compiled peak stays within a budget."""
+"""`plan_of`: the cheapest policy of a task whose compiled peak stays within a budget."""
 
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import jax
 
 from jaxremat import policy as p
 from jaxremat.compat import Var
@@ -14,102 +10,44 @@ from jaxremat.errors import PolicyError, RematWarning
 from jaxremat.flops import FlopCount, count_equation
 from jaxremat.graph import size_bytes
 from jaxremat.plan.candidate import Candidate
-from jaxremat.plan.judge import Judge, Step, Verdict
+from jaxremat.plan.judge import Judge, Verdict
 from jaxremat.plan.result import Attempt, Plan, Share, short
 from jaxremat.plan.rounds import bytes_beside, within
-from jaxremat.plan.search import Search
-from jaxremat.plan.task import task
+from jaxremat.plan.task import Task
 from jaxremat.spelling import parse
-from jaxremat.targets import find_target, package_versions
+from jaxremat.targets import Target, package_versions
 from jaxremat.text import human_bytes
 
 
-def plan(
-    loss: Callable[..., Any],
-    *args: Any,
-    budget: int | float | str,
-    target: str = "local",
-    objective: str = "flops",
-    argnums: int | Sequence[int] = 0,
-    step: Step | None = None,
-    compile: bool = True,
-    offload: bool = False,
-    **kwargs: Any,
-) -> Plan:
-    """Returns the policy that keeps a program's peak within a budget at the least recomputation that was found.
-
-    The search knows costs and sizes of every value: minimum cuts say what is worth storing at every price of a byte,
-    and a dynamic programme over the function's waists mixes them so that at no time too much is in use. Then the target's
-    compiler judges, at most five plans (eight while none fits) and those standard policies that would recompute less;
-    the cheapest that fits wins, so a plan is never worse than they are. No rematerialization competes too, and wins where it
-    fits.
-
-    Args:
-        loss: any JAX function with floating-point outputs; most often a scalar loss.
-        *args: its arguments; arrays or `jax.ShapeDtypeStruct`s. No data is read. Where the step lays them out over a mesh,
-            give them with that layout: JAX traces another program then, and a plan fits one program.
-        budget: bytes, or `"2GiB"`; `"60%"` (or 0.6) of the peak without rematerialization; `"fits"`: the target's memory.
-            It covers all that the compiled step has in use at once: arguments, results and temporary values; with `"fits"`
-            also the gaps between them (`Cost.needed_bytes`).
-        target: a name of `jaxremat.targets()`.
-        objective: what recomputation costs: `flops`, `bytes` moved, or roofline `time` on the target.
-        argnums: the arguments that are differentiated, as for `jax.grad`.
-        step: what the budget covers: called with the wrapped loss, it returns a training step and its arguments. By
-            default the step is `jax.value_and_grad(loss, argnums)`.
-        compile: False asks no compiler: then the planner's model decides, and the plan says so.
-        offload: values may be kept in host memory, where that costs less than to compute them again: a byte costs what the
-            chip could do while it goes there and back by the link, nothing else running meanwhile.
-        **kwargs: keyword arguments of `loss`.
-
-    Returns:
-        A `Plan`, which is a policy: `jaxremat.remat(loss, plan)`.
+def plan_of(work: Task, budget: int | float | str, began: float) -> Plan:
+    """Returns the plan of a task for a budget, as `plan` has it; `began` is when its planning did, by `time.perf_counter`.
 
     Raises:
-        PolicyError: the budget is no size; or no plan fits it: the message has the smallest that does, what occupies it,
-            and about which batch would fit; `offload` for a CPU, or where the rates of the chip are not known.
-        TargetError: there is no such target, or nothing here compiles for it.
-        TypeError: nothing at `argnums` can be differentiated; no `step` is given, and `loss` returns no real number.
-
-    References:
-        Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174. Jain et al., "Checkmate",
-        MLSys 2020, arXiv:1910.02653. Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019, arXiv:1911.13214.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, jaxremat
-        >>> def loss(ws, x):
-        ...     for w in ws:
-        ...         x = jnp.tanh(x @ w)
-        ...     return (x**2).sum()
-        >>> ws, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 8, jax.ShapeDtypeStruct((4096, 64), jnp.float32)
-        >>> found = jaxremat.plan(loss, ws, x, budget="70%")
-        >>> found.peak_bytes <= found.budget_bytes < found.without_remat_bytes
-        True
-        >>> gradient = jax.grad(jaxremat.remat(loss, found))
+        PolicyError: the budget is no size, or no plan fits it.
     """
-    began = time.perf_counter()
-    amount = _amount(budget)
-    work = task(
-        loss, args, kwargs, target=target, objective=objective, argnums=argnums, step=step, compile=compile,
-        counts_gaps=amount == "fits", offload=offload,
-    )  # fmt: skip
-    search, judge = work.search, work.judge
+    amount = amount_of(budget)
+    search, judge = work.search, work.judge(counts_gaps=amount == "fits")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # candidates are weighed here, whatever they waste
         judge.check(p.Values((0,), search.graph.fingerprint))
         baseline = judge.ask(search.everything)
-        limit = _limit(amount, baseline, work.chip.memory_bytes, target)
+        limit = _limit(amount, baseline, work.chip)
         searched = time.perf_counter()
         if baseline.peak_bytes <= limit:
             best, search_seconds = baseline, time.perf_counter() - searched
         else:
             best, search_seconds = within(search, judge, limit, baseline)
     if best.peak_bytes > limit:
-        beside = bytes_beside(search, baseline)
-        raise PolicyError(_too_small(limit, search, best, beside, args, argnums))
-    return _plan(search, judge, best, baseline, limit, target, objective, began, search_seconds)
+        raise PolicyError(_too_small(limit, work, best, bytes_beside(search, baseline)))
+    return _plan(work, judge, best, baseline, limit, began, search_seconds)
 
 
-def _amount(budget: int | float | str) -> int | float | str:
+def amount_of(budget: int | float | str) -> int | float | str:
+    """Returns a budget as bytes, as a part of the peak without rematerialization, or as `"fits"`.
+
+    Raises:
+        PolicyError: it is none.
+    """
     if isinstance(budget, str):
         policy = parse(f"budget:{budget.removeprefix('budget:')}")
     else:
@@ -118,28 +56,20 @@ def _amount(budget: int | float | str) -> int | float | str:
     return policy.amount
 
 
-def _limit(amount: int | float | str, baseline: Verdict, memory_bytes: int | None, target: str) -> int:
+def _limit(amount: int | float | str, baseline: Verdict, chip: Target) -> int:
     if isinstance(amount, int):
         return amount
     if isinstance(amount, float):
         return int(baseline.peak_bytes * amount)
-    if memory_bytes is None:
-        raise PolicyError(f"budget:fits needs the memory of {target}, which is not known; give a size such as 8GiB.")
-    return memory_bytes
+    if chip.memory_bytes is None:
+        raise PolicyError(f"budget:fits needs the memory of {chip.name}, which is not known; give a size such as 8GiB.")
+    return chip.memory_bytes
 
 
-def _too_small(
-    limit: int, search: Search, best: Verdict, beside: int, args: Sequence[Any], argnums: int | Sequence[int]
-) -> str:
+def _too_small(limit: int, work: Task, best: Verdict, beside: int) -> str:
+    search, parameters = work.search, work.parameter_bytes
     inputs = search.input_bytes
     gradients = sum(size_bytes(g.aval) for g in search.graph.gradients if isinstance(g, Var))
-    asked = {argnums} if isinstance(argnums, int) else set(argnums)
-    parameters = sum(
-        leaf.size * leaf.dtype.itemsize
-        for i in asked
-        for leaf in jax.tree.leaves(args[i])
-        if hasattr(leaf, "dtype") and hasattr(leaf.dtype, "itemsize")
-    )
     fixed = parameters + gradients + beside
     floor = best.peak_bytes
     scale = (limit - fixed) / (floor - fixed) if floor > fixed else 0.0
@@ -158,16 +88,9 @@ def _too_small(
 
 
 def _plan(
-    search: Search,
-    judge: Judge,
-    best: Verdict,
-    baseline: Verdict,
-    limit: int,
-    target: str,
-    objective: str,
-    began: float,
-    search_seconds: float,
+    work: Task, judge: Judge, best: Verdict, baseline: Verdict, limit: int, began: float, search_seconds: float
 ) -> Plan:
+    search = work.search
     candidate = best.candidate
     note = ""
     if not judge.compiles:
@@ -189,8 +112,8 @@ def _plan(
     return Plan(
         policy=candidate.policy,
         budget_bytes=limit,
-        target=target,
-        objective=objective,
+        target=work.chip.name,
+        objective=work.objective,
         predicted_bytes=candidate.predicted_bytes,
         peak_bytes=best.peak_bytes if judge.compiles else None,
         without_remat_bytes=baseline.peak_bytes,
@@ -204,7 +127,7 @@ def _plan(
         attempts=tuple(attempts),
         seconds=time.perf_counter() - began,
         search_seconds=search_seconds,
-        versions=package_versions(find_target(target).kind),
+        versions=package_versions(work.chip.kind),
         note=note,
     )
 

@@ -33,7 +33,7 @@ def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple
     rounds.mixtures()
     rounds.standards()
     rounds.bare()
-    return rounds.fit or min((baseline, *rounds.verdicts), key=lambda v: v.peak_bytes), rounds.seconds
+    return rounds.fit or min(rounds.verdicts, key=lambda v: v.peak_bytes), rounds.seconds
 
 
 def bytes_beside(search: Search, baseline: Verdict) -> int:
@@ -46,18 +46,18 @@ class _Rounds:
 
     def __init__(self, search: Search, judge: Judge, limit: int, baseline: Verdict) -> None:
         self._search, self._judge, self._limit, self._baseline = search, judge, limit, baseline
-        self.verdicts = list[Verdict]()
         self.seconds = 0.0
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """All that is known, from other limits, too."""
+        return list(self._judge.verdicts.values())
 
     @property
     def fit(self) -> Verdict | None:
         """The best that is within the limit."""
         fitting = (v for v in self.verdicts if v.peak_bytes <= self._limit)
-        return min(fitting, key=lambda v: v.candidate.order, default=None)
-
-    def _ask(self, candidate: Candidate) -> Verdict:
-        self.verdicts.append(self._judge.ask(candidate))
-        return self.verdicts[-1]
+        return min(fitting, key=lambda v: (v.candidate.order[:2], v.peak_bytes), default=None)
 
     def _timed(self, find: Callable[[], Candidate | None]) -> Candidate | None:
         start = time.perf_counter()
@@ -76,6 +76,9 @@ class _Rounds:
         """Asks for what the model finds best, under limits of its own."""
         limit, judge = self._limit, self._judge
         asked = limit - bytes_beside(self._search, self._baseline)
+        if others := [v for v in self.verdicts if v is not self._baseline]:  # a limit before this one led to them
+            near = min(others, key=lambda v: abs(v.peak_bytes - limit))
+            asked = limit - (near.peak_bytes - near.candidate.predicted_bytes)
         low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
         misses = 0
         for number in range(_MOST_ROUNDS if judge.compiles else 1):
@@ -84,7 +87,7 @@ class _Rounds:
             candidate = self._timed(lambda asked=asked, low=low, high=high: self._new(asked, low, high))
             if candidate is None or not self._is_worth(candidate):
                 break
-            verdict = self._ask(candidate)
+            verdict = self._judge.ask(candidate)
             beyond = verdict.peak_bytes - candidate.predicted_bytes
             if verdict.peak_bytes <= limit:
                 low = max(low, asked)
@@ -99,29 +102,29 @@ class _Rounds:
                 asked = (low + high) // 2
 
     def _new(self, asked: int, low: int, high: int) -> Candidate | None:
-        """Returns what the model finds best near a limit and the compiler has not seen; None where there is nothing new."""
+        """Returns what the model finds best near a limit and no compiler has seen; None where there is nothing new."""
         nudges = [sign * (asked << i) // _NUDGE for i in range(_NUDGES) for sign in (-1, 1)]
         for tried in (asked, *(asked + nudge for nudge in nudges)):
             if low < tried < high:
                 candidate = self._search.best(tried)
-                if candidate is not None and candidate.policy not in self._judge.verdicts:
+                if candidate is not None and (candidate.policy not in self._judge.verdicts or not self._judge.compiles):
                     return candidate
         return None
 
     def standards(self) -> None:
         """Asks for the standard policies that would be better; and where nothing fits, for what is expected to need least."""
         # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
-        beyond = min(v.peak_bytes - v.candidate.predicted_bytes for v in (self._baseline, *self.verdicts))
+        beyond = min(v.peak_bytes - v.candidate.predicted_bytes for v in self.verdicts)
         known = standard(self._search)
         for candidate in known:
             hopeful = candidate.predicted_bytes + min(beyond, 0) <= self._limit or not self._judge.compiles
             if hopeful and (self.fit is None or candidate.order < self.fit.candidate.order):
-                self._ask(candidate)
+                self._judge.ask(candidate)
         if self.fit is None:
-            self._ask(self._search.leanest())
+            self._judge.ask(self._search.leanest())
         for candidate in sorted(known, key=lambda c: c.predicted_bytes)[:_LEAN]:
             if self.fit is None:
-                self._ask(candidate)
+                self._judge.ask(candidate)
 
     def bare(self) -> None:
         """Asks once more, without their small values, for those of what failed that may have failed by these alone."""
@@ -133,5 +136,5 @@ class _Rounds:
             candidate, small = self._search.without_small(verdict.candidate)
             may_fit = small > 0 and verdict.peak_bytes - small * _TILE_BYTES <= self._limit
             if may_fit and self._is_worth(candidate):
-                self._ask(candidate)
+                self._judge.ask(candidate)
                 asked += 1

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxremat.arguments import name_of
@@ -24,11 +25,24 @@ _EVERY = (1, 2, 4)
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A function to plan for a chip: the search for stored sets, and the judge of what it finds."""
+    """A function to plan for a chip: the search for stored sets, and the judge of what it finds.
+
+    Attributes:
+        search: for stored sets.
+        chip: the target.
+        objective: what recomputation costs.
+        parameter_bytes: of the arguments that are differentiated.
+    """
 
     search: Search
-    judge: Judge
     chip: Target
+    objective: str
+    parameter_bytes: int
+    _judges: tuple[Judge, Judge]
+
+    def judge(self, counts_gaps: bool = False) -> Judge:
+        """Returns the judge; its peaks are all that a run needs (`Cost.needed_bytes`) with `counts_gaps`."""
+        return self._judges[counts_gaps]
 
 
 def task(
@@ -41,12 +55,9 @@ def task(
     argnums: int | Sequence[int],
     step: Step | None,
     compile: bool,
-    counts_gaps: bool = False,
     offload: bool = False,
 ) -> Task:
     """Returns the task of planning a function; the arguments are those of `plan`.
-
-    With `counts_gaps` a peak is all that a run needs (`Cost.needed_bytes`).
 
     Raises:
         PolicyError: the function has side effects; there is no such objective; nothing is known of the link to the host, and
@@ -75,7 +86,15 @@ def task(
         )
     link = link_of(objective, chip) if offload else None
     search = make_search(subject, cost, platform, max(1, chip.chips), link)
-    return Task(search, Judge(loss, step, args, kwargs, argnums, target if compile else None, counts_gaps), chip)
+    asked = {argnums} if isinstance(argnums, int) else set(argnums)
+    leaves = [leaf for i in asked for leaf in jax.tree.leaves(args[i])]
+    # A key of random numbers has a dtype without a size.
+    parameters = sum(x.size * x.dtype.itemsize for x in leaves if hasattr(getattr(x, "dtype", None), "itemsize"))
+    plain, gaps = (
+        Judge(loss, step, args, kwargs, argnums, target if compile else None, counts_gaps)
+        for counts_gaps in (False, True)
+    )
+    return Task(search, chip, objective, parameters, (plain, gaps))
 
 
 def standard(search: Search) -> list[Candidate]:

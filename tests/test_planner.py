@@ -1,0 +1,94 @@
+"""One planner for several budgets: what the compiler judged for one is known for the next."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxremat
+from jaxremat.plan import judge
+
+ROWS, SIDE, DEPTH = 2048, 64, 8
+FRACTIONS = (0.6, 0.65, 0.7, 0.8, 0.9)
+
+
+def loss(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+ARGS = [jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)] * DEPTH, jax.ShapeDtypeStruct((ROWS, SIDE), jnp.float32)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The policies that were compiled, in order."""
+    asked, real = [], judge.Judge._compiled
+    monkeypatch.setattr(judge.Judge, "_compiled", lambda self, c: asked.append(c.policy) or real(self, c))
+    return asked
+
+
+def test_nothing_is_compiled_twice(compiled):
+    planner = jaxremat.Planner(loss, *ARGS)
+    first = planner.plan(0.6)
+    assert compiled and len(set(compiled)) == len(compiled)
+    known = list(compiled)
+    again = planner.plan(first.budget_bytes)
+    assert compiled[: len(known)] == known
+    assert len(set(compiled)) == len(compiled)
+    assert (again.recomputed_flops, again.peak_bytes) <= (first.recomputed_flops, first.peak_bytes)
+    assert again.without_remat_bytes == first.without_remat_bytes
+    assert len(again.attempts) == len(compiled)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_more_budget_never_means_more_recomputation(compile):
+    planner = jaxremat.Planner(loss, *ARGS, compile=compile)
+    plans = [planner.plan(fraction) for fraction in FRACTIONS]
+    flops = [plan.recomputed_contraction_flops for plan in plans]
+    assert flops == sorted(flops, reverse=True)
+    assert flops[0] > flops[-1]
+    for plan, fraction in zip(plans, FRACTIONS, strict=True):
+        peak = plan.peak_bytes if compile else plan.predicted_bytes
+        assert peak <= plan.budget_bytes == int(plan.without_remat_bytes * fraction)
+
+
+def test_a_plan_for_less_competes():
+    """A search that finds nothing more has what the smaller budget led to."""
+    planner = jaxremat.Planner(loss, *ARGS)
+    small = planner.plan(0.6)
+    planner._task.search.best = lambda limit_bytes: None
+    found = planner.plan(small.budget_bytes + 1)
+    assert found.recomputed_contraction_flops <= small.recomputed_contraction_flops
+    assert found.peak_bytes <= found.budget_bytes == small.budget_bytes + 1
+
+
+def test_the_frontier_has_the_plans_on_it(compiled):
+    planner = jaxremat.Planner(loss, *ARGS)
+    plan = planner.plan(0.7)
+    curve = planner.frontier(points=3)
+    assert len(set(compiled)) == len(compiled)
+    weighed = {str(point): point for point in (*curve.points, *curve.beaten)}
+    assert weighed[str(plan.policy)].peak_bytes == plan.peak_bytes
+    assert any(
+        point.peak_bytes <= plan.peak_bytes and point.recomputed_flops <= plan.recomputed_flops
+        for point in curve.points
+    )
+
+
+def test_time_is_counted_once():
+    """The first result takes account of the trace, the others of their own work."""
+    planner = jaxremat.Planner(loss, *ARGS, compile=False)
+    first, second = planner.plan(0.7), planner.plan(0.7)
+    assert first.policy == second.policy
+    assert 0 < second.seconds < first.seconds
+
+
+@pytest.mark.parametrize("budget", ["much", 0, -1, 0.0, True, None])
+def test_a_bad_budget_leaves_it_as_it_was(budget):
+    planner = jaxremat.Planner(loss, *ARGS, compile=False)
+    with pytest.raises(jaxremat.PolicyError, match="budget"):
+        planner.plan(budget)
+    with pytest.raises(jaxremat.PolicyError, match="points"):
+        planner.frontier(points=1)
+    assert planner.plan(0.7).predicted_bytes <= planner.plan(0.7).budget_bytes
