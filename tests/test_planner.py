@@ -31,7 +31,8 @@ def compiled(monkeypatch):
 def test_nothing_is_compiled_twice(compiled):
     planner = jaxremat.Planner(loss, *ARGS)
     first = planner.plan(0.6)
-    assert compiled and len(set(compiled)) == len(compiled)
+    assert compiled
+    assert len(set(compiled)) == len(compiled)
     known = list(compiled)
     again = planner.plan(first.budget_bytes)
     assert compiled[: len(known)] == known
