@@ -77,7 +77,9 @@ def nesting_of(length):
             option = Option(border, len(border), float(inside), inside)
             stretches.append(Stretch(start, end, 0, [option]))
     operations = SimpleNamespace(forward=[None] * length, graph=SimpleNamespace(primal=range(length)))
-    chain = SimpleNamespace(waists=range(-1, length), stretches=stretches, operations=operations)
+    chain = SimpleNamespace(
+        waists=range(-1, length), stretches=stretches, operations=operations, in_full=lambda stretch: stretch
+    )
     # 1024 bytes in 1024 slots: nothing is rounded.
     return Nesting(chain, lambda operation: 1.0, 1024)  # pyright: ignore[reportArgumentType]
 

@@ -102,7 +102,7 @@ class _Network:
         self.runs = slice(len(arcs), len(arcs) + len(again))
         arcs += [(place_r[e], 1) for e in again]
         self.again, self.arcs = again, np.array(arcs, np.int32).reshape(-1, 2)
-        self.bytes = np.array([operations.sizes[v] for v in self.values], float)
+        self.bytes = np.array([operations.least_sizes[v] for v in self.values], float)
         self.nodes = 2 + len(self.values) + len(again)
 
     def _needed(self) -> set[int]:
@@ -150,4 +150,4 @@ class _Network:
         return self.again
 
     def _set(self, stored: frozenset[int], cost: float, bound: tuple[float, float]) -> StoredSet:
-        return StoredSet(stored, sum(self.operations.sizes[v] for v in stored), cost, bound)
+        return StoredSet(stored, sum(self.operations.least_sizes[v] for v in stored), cost, bound)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxremat.plan.segments import Option, Stretch, slot_of
 
-_SLOTS = 2048
+_SLOTS = 8192
 
 
 class Knapsack:

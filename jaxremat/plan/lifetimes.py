@@ -36,10 +36,12 @@ class Profile:
     Attributes:
         most_bytes: the most at any step, the backward pass' own values included where it is a part of that.
         recomputed: positions of the forward operations that run again, one entry each time.
+        narrow: the stored values that are there in half of their bytes.
     """
 
     most_bytes: int
     recomputed: tuple[int, ...]
+    narrow: frozenset[int] = _NOBODY
 
 
 class Lifetimes:
@@ -48,7 +50,8 @@ class Lifetimes:
     Attributes:
         operations: the graph in numbers.
         input_bytes: of the function's inputs.
-        fixed_bytes: these and the gradients that are small, for which memory is set aside as for all: in use whatever is stored.
+        fixed_bytes: these and the gradients that are small, for which memory is set aside as for all: in use whatever is stored;
+            less what is in another memory, so that it can be negative.
     """
 
     def __init__(self, operations: Operations) -> None:
@@ -61,7 +64,8 @@ class Lifetimes:
         self._outputs = {n for n in outs if n is not None}
         gradients = sum(size_bytes(g.aval) for g in graph.gradients if isinstance(g, Var))
         large = sum(operations.sizes[n] for n in self._results)
-        self.fixed_bytes = self.input_bytes + max(0, gradients - large)
+        near = operations.compiler.near_bytes_at_peak
+        self.fixed_bytes = self.input_bytes + max(0, gradients - large) - near
 
     @cached_property
     def own_bytes(self) -> np.ndarray:
@@ -78,7 +82,7 @@ class Lifetimes:
     @cached_property
     def forward_ends(self) -> dict[int, int]:
         """For every forward value that is written then, the last operation that needs it to be there."""
-        lives = _lives(self._forward, results=self._outputs, first=self.operations.forward_values)
+        lives, _ = _lives(self._forward, results=self._outputs, first=self.operations.forward_values)
         return {number: last for number, (_, last) in lives.items()}
 
     @cached_property
@@ -91,7 +95,7 @@ class Lifetimes:
         """Returns the most bytes in use where nothing is recomputed but what the compiler recomputes by fusion."""
         together = [*self.operations.forward, *self.operations.backward]
         live = self._live(together, results=self._results | self._outputs)
-        return self.fixed_bytes + int(live.max(initial=0))
+        return max(self.input_bytes, self.fixed_bytes + int(live.max(initial=0)))
 
     def peak_bytes(
         self, stored: Collection[int], again: Mapping[int, int] = _NO_LEVELS, host: Collection[int] = _NOBODY
@@ -104,18 +108,20 @@ class Lifetimes:
             host: those of the stored values that are kept in host memory.
         """
         recomputation = self._recomputation(stored, _NOBODY, range(len(self.operations.backward)), again, host)
-        live = _live(
+        live, narrow = _live(
             recomputation.program,
             [*self.operations.sizes, *recomputation.extra_sizes],
             there=set(stored).difference(host),
             results=self._results,
             first=self.operations.forward_values,
             written=recomputation.gated,
+            narrow=self.operations.narrow,
         )
         work = np.array([operation.work_bytes for operation in recomputation.program] or [0], np.int64)
-        return self.fixed_bytes + max(self._forward_peak(stored, host), int((live + work).max(initial=0)))
+        most = max(self._forward_peak(stored, narrow, host), int((live + work).max(initial=0)))
+        return max(self.input_bytes, self.fixed_bytes + most)
 
-    def _forward_peak(self, stored: Collection[int], host: Collection[int] = _NOBODY) -> int:
+    def _forward_peak(self, stored: Collection[int], narrow: Collection[int], host: Collection[int] = _NOBODY) -> int:
         """The forward pass under a stored set; what is stored lives to the end, on the device or on the host."""
         wanted = self.operations.graph.primal | self.operations.graph.ancestors(
             self.operations.variables[n] for n in stored
@@ -126,7 +132,10 @@ class Lifetimes:
         for gone, number in pairwise(going):
             position = self.operations.maker[number]
             operations[position] = replace(operations[position], reads=(*operations[position].reads, gone))
-        live = self._live(operations, results=self._outputs, kept=set(stored).difference(host), written=host)
+        kept = set(stored).difference(host)
+        # What is kept is kept as the backward pass reads it.
+        narrow = self.operations.narrow.difference(kept).union(kept.intersection(narrow))
+        live = self._live(operations, results=self._outputs, kept=kept, written=host, narrow=narrow)
         return int(live.max(initial=0)) + self._gradient_bytes
 
     @cached_property
@@ -159,7 +168,7 @@ class Lifetimes:
             return Profile(0, ())
         # What operations need while they run is in the backward pass' own bytes.
         sizes = [*self.operations.sizes, *recomputation.extra_sizes]
-        live = _live(
+        live, narrow = _live(
             program,
             sizes,
             counted=lambda n: n < first or n >= len(self.operations.sizes),
@@ -167,8 +176,10 @@ class Lifetimes:
             first=first,
             written=recomputation.gated,
             given=given,
+            narrow=self.operations.narrow,
         )
-        return Profile(int((live + self.own_bytes[times]).max(initial=0)), tuple(recomputation.recomputed))
+        most = int((live + self.own_bytes[times]).max(initial=0))
+        return Profile(most, tuple(recomputation.recomputed), frozenset(narrow.intersection(stored)))
 
     def _recomputation(
         self,
@@ -204,9 +215,13 @@ class Lifetimes:
         results: Collection[int],
         kept: Collection[int] = _NOBODY,
         written: Collection[int] = _NOBODY,
+        narrow: Collection[int] | None = None,
     ) -> np.ndarray:
+        narrow = self.operations.narrow if narrow is None else narrow
         first, sizes = self.operations.forward_values, self.operations.sizes
-        live = _live(program, sizes, counted=counted, results=results, kept=kept, first=first, written=written)
+        live, _ = _live(
+            program, sizes, counted=counted, results=results, kept=kept, first=first, written=written, narrow=narrow
+        )
         return live + np.array([operation.work_bytes for operation in program] or [0], np.int64)
 
 
@@ -332,8 +347,11 @@ def _lives(
     kept: Collection[int] = _NOBODY,
     first: int,
     written: Collection[int] = _NOBODY,
-) -> dict[int, tuple[int, int]]:
+    narrow: Collection[int] = _NOBODY,
+) -> tuple[dict[int, tuple[int, int]], set[int]]:
     """Returns for every value that is written to memory the first and the last step of a program at which it is there.
+
+    And those of `narrow` that are there in half of their bytes.
 
     Args:
         program: operations in order.
@@ -342,8 +360,11 @@ def _lives(
         kept: values that live to the end from when they are made.
         first: the least number of the backward pass' own values.
         written: values that are written to memory whoever reads them.
+        narrow: values that may be written in half of their bytes: those are where only such operations read them, each by
+            itself, as take no more.
     """
     end = len(program)
+    narrow = set(narrow).difference(results)
     whole = {*results, *kept, *written} | _read_whole(program)
     born = dict.fromkeys(there, 0)
     last = dict.fromkeys(there, -1)
@@ -370,9 +391,11 @@ def _lives(
         if is_run:
             for number in sources:
                 last[number] = step
+            if narrow and not (fused and not writes):  # a view reads nothing
+                narrow -= sources.difference(operation.reads) if operation.narrows else sources
     last.update({n: end for n in (*results, *kept) if n in born})
     born.update({n: 0 for n in results if n in born})
-    return {n: (born[n], last[n]) for n in born if last[n] >= 0}
+    return {n: (born[n], last[n]) for n in born if last[n] >= 0}, narrow
 
 
 def _live(
@@ -382,8 +405,8 @@ def _live(
     counted: Callable[[int], bool] = _every,
     given: Collection[int] = _NOBODY,
     **how: Any,
-) -> np.ndarray:
-    """Returns the bytes in use while each operation of a program runs.
+) -> tuple[np.ndarray, set[int]]:
+    """Returns the bytes in use while each operation of a program runs, and what is there in half of its bytes.
 
     Args:
         program: operations in order.
@@ -393,7 +416,12 @@ def _live(
         **how: as for `_lives`.
     """
     end = len(program)
-    lives = {n: life for n, life in _lives(program, **how).items() if counted(n) and n not in given}
+    lives, narrow = _lives(program, **how)
+    lives = {n: life for n, life in lives.items() if counted(n) and n not in given}
+    if narrow:
+        sizes = list(sizes)
+        for number in narrow:
+            sizes[number] //= 2
     ending = dict[int, list[int]]()
     for number, (_, until) in lives.items():
         ending.setdefault(until, []).append(sizes[number])
@@ -404,7 +432,7 @@ def _live(
             start += 1  # it is written over an operand that ends here
         change[start] += sizes[number]
         change[until + 1] -= sizes[number]
-    return np.cumsum(change[: max(end, 1)])
+    return np.cumsum(change[: max(end, 1)]), narrow
 
 
 def _read_whole(program: Sequence[Operation]) -> set[int]:

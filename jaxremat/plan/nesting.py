@@ -50,11 +50,14 @@ class Nesting:
 
     def __init__(self, segments: Segments, cost: Callable[[Operation], float], most_bytes: int) -> None:
         self._segments = segments
-        self._slot = slot_of(segments.stretches, -(-most_bytes // _SLOTS))
         count = len(segments.waists)
         chosen = sorted({round(i * (count - 1) / (_MOST_WAISTS - 1)) for i in range(_MOST_WAISTS)})
         self._waists = chosen if count > _MOST_WAISTS else list(range(count))
-        self._stretches = {(s.start, s.end): s for s in segments.stretches}
+        ends = set(self._waists)
+        self._stretches = {
+            (s.start, s.end): segments.in_full(s) for s in segments.stretches if {s.start, s.end} <= ends
+        }
+        self._slot = slot_of(self._stretches.values(), -(-most_bytes // _SLOTS))
         operations, primal = segments.operations, segments.operations.graph.primal
         steps = [cost(op) if i in primal else 0.0 for i, op in enumerate(operations.forward)]
         self._run = np.concatenate([[0.0], np.cumsum(steps)])

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxremat import compat
 from jaxremat.choice import small_worth_storing
 from jaxremat.compat import JaxprEqn, Var
 from jaxremat.flops import FlopCount, count_equation
-from jaxremat.fusion import FUSED, REDUCTIONS
+from jaxremat.fusion import COMPILERS, CONTRACTIONS, FUSED, REDUCTIONS, Compiler
 from jaxremat.graph import CONSTANTS, Graph, Value, size_bytes
 
 _PRODUCTS = frozenset(("mul", "square", "integer_pow"))
@@ -39,6 +42,7 @@ class Operation:
         multiplies: it is a reduction; one that needs whole arrays multiplies them itself.
         work_bytes: of memory that it needs while it runs, beside what it reads and writes.
         is_sum: it adds up cotangents, or a residual branch and its input, to which others are added in turn.
+        narrows: what it reads itself may be written in half as many bytes.
     """
 
     reads: tuple[int, ...]
@@ -52,6 +56,7 @@ class Operation:
     multiplies: bool = False
     work_bytes: int = 0
     is_sum: bool = False
+    narrows: bool = False
 
     @property
     def flops(self) -> int:
@@ -64,23 +69,24 @@ class Operations:
 
     Args:
         graph: the graph.
-        fuses_reductions: whether the compiler computes inside of a reduction what it folds. XLA:CPU does so only where
-            the innermost axes alone are folded.
+        compiler: how it treats what it could compute inside of a reader.
         work: for every scan of the forward pass what one step of its backward pass needs beside its inputs.
 
     Attributes:
         graph: the graph.
+        compiler: as it was given.
         variables: for every number the variable; forward values first.
         sizes: for every number the bytes.
+        narrow: the numbers of the values that are written in half of them where only those read it that narrow.
         forward: for every forward equation its operation. Those that serve derivatives alone cost nothing: the forward
             pass leaves them out where they are recomputed.
         backward: for every backward equation its operation.
         forward_values: how many of the numbers are forward values.
     """
 
-    def __init__(self, graph: Graph, fuses_reductions: bool = True, work: Sequence[int] = ()) -> None:
+    def __init__(self, graph: Graph, compiler: Compiler = COMPILERS["gpu"], work: Sequence[int] = ()) -> None:
         self.graph = graph
-        self._fuses_reductions = fuses_reductions
+        self.compiler = compiler
         self.variables = list[Var]()
         self.sizes = list[int]()
         self._number = dict[Var, int]()
@@ -104,6 +110,8 @@ class Operations:
                 if size > graph.small_bytes and not (eqn.primitive.name in CONSTANTS and size > _read_bytes(eqn)):
                     self._add(var, size)
         self.backward = [self._operation(eqn) for eqn in graph.backward]
+        read = {n for op in (*self.forward, *self.backward) if op.narrows for n in op.reads}
+        self.narrow = frozenset(n for n in read if getattr(self.variables[n].aval, "dtype", None) == jnp.float32)
         # The derivatives of scans stand in the backward pass in reverse.
         loops = [i for i, eqn in enumerate(graph.backward) if eqn.primitive.name == "scan"]
         for position, work_bytes in zip(reversed(loops), work):
@@ -115,13 +123,21 @@ class Operations:
         return operand is not None and self.graph.root(operand) in self._inputs
 
     def _residual_sums(self) -> list[int]:
-        """The positions of forward sums of two large values that another such sum reads."""
+        """The positions of forward sums of two large values that another such sum reads.
+
+        Where what convolutions read is computed inside of them, what is computed from a sum alone is not written in its place,
+        and the other sum may read that.
+        """
         sums = [
             i
             for i, eqn in enumerate(self.graph.forward)
             if eqn.primitive.name == "add" and i in self.graph.primal and len(self.forward[i].reads) > 1
         ]
         read = {n for i in sums for n in self.forward[i].reads}
+        if self.compiler.fuses_operands:
+            for operation in reversed(self.forward):
+                if operation.is_fused and len(operation.reads) == 1 and not read.isdisjoint(operation.writes):
+                    read.update(operation.reads)
         return [i for i in sums if not read.isdisjoint(self.forward[i].writes)]
 
     def _add(self, var: Var, size: int) -> None:
@@ -137,7 +153,7 @@ class Operations:
     def _operation(self, eqn: JaxprEqn) -> Operation:
         reads = [n for v in eqn.invars if isinstance(v, Var) and (n := self.number(v)) is not None]
         writes = [self._number[v] for v in eqn.outvars if v in self._number]
-        name = eqn.primitive.name
+        name, compiler = eqn.primitive.name, self.compiler
         if not writes and not reads:
             return Operation((), (), True, False, 0, 0, 0)
         count = count_equation(eqn)
@@ -147,14 +163,24 @@ class Operations:
             tuple(dict.fromkeys(reads)),
             tuple(writes),
             fused,
-            not fused and not (name in REDUCTIONS and (self._fuses_reductions or _folds_rows(eqn))),
+            not (
+                fused
+                or (name in REDUCTIONS and (compiler.fuses_reductions or _folds_rows(eqn)))
+                or (name in CONTRACTIONS and compiler.fuses_operands)
+            ),
             count.dot_flops + count.conv_flops,
             count.elementwise_flops,
             moved,
             name in _PRODUCTS,
             name in REDUCTIONS,
             is_sum=name == "add_any",
+            narrows=compiler.narrows and name in CONTRACTIONS and _is_of_default_precision(eqn),
         )
+
+    @cached_property
+    def least_sizes(self) -> list[int]:
+        """For every number the bytes that it is written in at least."""
+        return [size // 2 if n in self.narrow else size for n, size in enumerate(self.sizes)]
 
     @cached_property
     def maker(self) -> list[int]:
@@ -207,6 +233,12 @@ class Operations:
         for position in self.graph.primal:
             total += count_equation(self.graph.forward[position])
         return total
+
+
+def _is_of_default_precision(eqn: JaxprEqn) -> bool:
+    precision = eqn.params["precision"]
+    precisions = precision if isinstance(precision, tuple) else (precision,)
+    return all(p in (None, jax.lax.Precision.DEFAULT) for p in precisions)
 
 
 def _folds_rows(eqn: JaxprEqn) -> bool:

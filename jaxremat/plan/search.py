@@ -224,7 +224,8 @@ class Search:
 
         All values that stand between the two passes are in use at the same time as the inputs.
         """
-        kept = max(0, limit_bytes * self._chips - self.lifetimes.input_bytes)
+        near = self.operations.compiler.near_bytes
+        kept = max(0, (limit_bytes + near) * self._chips - self.lifetimes.input_bytes)
         return lower_bound(self.sets, kept, self._host_price)
 
 

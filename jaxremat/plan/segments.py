@@ -7,7 +7,7 @@ by `Lifetimes`; that is its own affair alone, so that the best combination can b
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxremat.plan.cut import StoredSet
@@ -69,7 +69,8 @@ class Segments:
 
     Attributes:
         waists: positions of forward operations behind which the function may be cut; the first is -1, the last the end.
-        stretches: for every pair of waists the ways to treat what lies between.
+        stretches: for every pair of waists the ways to treat what lies between, but for those that two shorter stretches
+            come to.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Segments:
         self.sets = [s.stored for s in sets]
         self.windows = self._windows()
         self.waists = self._waists()
+        self._passing = {waist: self._passed(waist) for waist in self.waists[1:-1]}
         last = len(self.waists) - 1
         longest = self._longest()
         self.stretches = [self._stretch(a, b) for b in range(1, last + 1) for a in range(max(0, b - longest), b)]
@@ -141,7 +143,18 @@ class Segments:
             windows.append(newest)
         return windows[::-1]
 
-    def _stretch(self, a: int, b: int) -> Stretch:
+    def _passed(self, waist: int) -> frozenset[int]:
+        """The values made up to a waist that are read behind it, or by the backward pass of what lies behind it."""
+        operations = self.operations
+        late = (operations.backward[t].reads for t, newest in enumerate(self.windows) if newest > waist)
+        wanted = {n for reads in late for n in reads if n < operations.forward_values}
+        return frozenset(n for n in wanted.union(operations.crossing[waist]) if operations.place[n] <= waist)
+
+    def in_full(self, stretch: Stretch) -> Stretch:
+        """Returns a stretch with those ways, too, that are as well put together from shorter ones, if these run once."""
+        return self._stretch(stretch.start, stretch.end, is_full=True)
+
+    def _stretch(self, a: int, b: int, is_full: bool = False) -> Stretch:
         operations = self.operations
         start, end = self.waists[a], self.waists[b]
         is_last = b == len(self.waists) - 1
@@ -149,21 +162,24 @@ class Segments:
         border = frozenset() if is_last else frozenset(operations.crossing[end]) - given
         window = [t for t, newest in enumerate(self.windows) if start < newest and (newest <= end or is_last)]
         inside = {n for n in range(operations.forward_values) if start < operations.place[n] <= end}
+        between = [self._passing[w] - given for w in self.waists[a + 1 : b] if not is_full]
         options = dict[tuple[frozenset[int], frozenset[int]], Option]()
         for stored in [*self.sets, frozenset[int]()]:
             kept = border | (stored & inside)
+            if kept != border and any(passing <= kept for passing in between):
+                continue  # two shorter stretches come to the same, but that they keep the border between them longer
             for host in (frozenset[int](),) if self.host_price is None else (frozenset[int](), kept - border, kept):
                 if (kept, host) in options:
                     continue
                 profile = self.lifetimes.backward(kept, given, window, host=host)
                 options[kept, host] = Option(
                     kept,
-                    sum(operations.sizes[n] for n in kept - host),
+                    self._bytes(kept - host, profile.narrow),
                     sum(self.cost(operations.forward[e]) for e in profile.recomputed)
                     + (self.host_price or 0.0) * sum(operations.sizes[n] for n in host),
                     profile.most_bytes,
                     host,
-                    self._forward_bytes(kept - host, start, end),
+                    self._forward_bytes(kept - host, start, end, profile.narrow),
                 )
         wanted = {n for t in window for n in operations.backward[t].reads}
         return Stretch(
@@ -174,13 +190,23 @@ class Segments:
             sum(operations.sizes[n] for n in border & wanted),
         )
 
-    def _forward_bytes(self, kept: Iterable[int], start: int, end: int) -> int:
-        """The most in use while the operations of a stretch run, if some of its values are kept beyond their last use."""
+    def _bytes(self, numbers: Iterable[int], narrow: Collection[int]) -> int:
+        sizes = self.operations.sizes
+        return sum(sizes[n] // 2 if n in narrow else sizes[n] for n in numbers)
+
+    def _forward_bytes(self, kept: Iterable[int], start: int, end: int, narrow: Collection[int] = ()) -> int:
+        """The most in use while the operations of a stretch run, if some of its values are kept beyond their last use.
+
+        What crosses its start is stored before it, and does not count.
+        """
+        ends = self.lifetimes.forward_ends
         live = self.lifetimes.forward_bytes[start + 1 : end + 1].copy()
+        for number in self.operations.crossing[start] if start >= 0 else ():
+            if number in ends:
+                live[: max(0, ends[number] - start)] -= self.operations.least_sizes[number]
         for number in kept:
-            ends = self.lifetimes.forward_ends
             after = ends[number] + 1 if number in ends else self.operations.place[number]
-            live[max(0, after - start - 1) :] += self.operations.sizes[number]
+            live[max(0, after - start - 1) :] += self._bytes((number,), narrow)
         return int(live.max(initial=0))
 
 

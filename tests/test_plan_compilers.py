@@ -1,0 +1,84 @@
+"""What the planner knows of each compiler: what is computed inside of its readers, and what is written in half of its bytes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from plans import search_of
+
+import jaxremat
+from jaxremat.fusion import COMPILERS
+
+ROWS, SIDE, DEPTH = 1024, 128, 4
+UNIT = ROWS * SIDE * 4
+DEFAULT, HIGHEST = jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST
+
+
+def layers(precision=None):
+    """Products and squares, tagged: the derivative of a square reads the product, that of a product the square."""
+
+    def loss(ws, x):
+        for w in ws:
+            x = jaxremat.name(jnp.square(jnp.dot(x, w, precision=precision)), "out")
+        return x.sum()
+
+    return loss
+
+
+def search(platform, precision=None):
+    ws = [jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)] * DEPTH
+    return search_of(layers(precision), ws, jax.ShapeDtypeStruct((ROWS, SIDE), jnp.float32), platform=platform)
+
+
+@pytest.mark.parametrize(
+    ("platform", "units"),
+    [
+        # The products, 4 of them, and the squares that products read, 3; at the turn the last square is summed as it is made.
+        ("gpu", DEPTH + DEPTH - 1),
+        # The squares are made inside of the products that read them.
+        ("tpu", DEPTH),
+    ],
+)
+def test_what_products_read_is_written_or_not(platform, units):
+    found = search(platform)
+    program = [*found.operations.forward, *found.operations.backward]
+    live = int(found.lifetimes._live(program, results=found.lifetimes._results).max())
+    gradients = DEPTH * SIDE * SIDE * 4
+    # Beside them a cotangent or two.
+    assert units * UNIT < live - gradients <= (units + 2) * UNIT
+
+
+@pytest.mark.parametrize(
+    ("platform", "precision", "is_narrow"),
+    [
+        ("gpu", None, False), ("cpu", None, False), ("tpu", None, True), ("tpu", DEFAULT, True), ("tpu", HIGHEST, False),
+    ],
+)  # fmt: skip
+def test_what_products_alone_read_takes_half(platform, precision, is_narrow):
+    """Squares are stored: the products that run again read them, and those of the weights' gradients; nothing else does."""
+    found = search(platform, precision)
+    policy = jaxremat.parse("names:out")
+    candidate = found.of_policy(policy)
+    choice = candidate.choices[0][1]
+    stored = found.picture.stored(choice)
+    assert len(stored) == DEPTH - 1  # the last is summed, and nothing reads it in the backward pass
+    profile = found.lifetimes.backward(stored, (), range(len(found.operations.backward)))
+    assert profile.narrow == (stored if is_narrow else frozenset())
+    assert sum(found.operations.least_sizes[n] for n in stored) == (DEPTH - 1) * UNIT // (2 if is_narrow else 1)
+
+
+def test_what_others_read_as_well_does_not():
+    """Where products are stored, the derivatives of squares read them, element by element."""
+    found = search("tpu")
+    choice = found.of_policy(jaxremat.parse("dots")).choices[0][1]
+    stored = found.picture.stored(choice)
+    profile = found.lifetimes.backward(stored, (), range(len(found.operations.backward)))
+    assert len(stored) == DEPTH
+    assert not profile.narrow
+
+
+def test_the_bound_allows_for_the_memory_beside_the_main_one():
+    """What a TPU keeps in its vector memory no peak counts: a budget is as good as one of so many bytes more."""
+    tpu = search("tpu")
+    assert COMPILERS["tpu"].near_bytes > DEPTH * UNIT
+    assert tpu.bound(0) == 0.0
+    assert search("gpu").bound(0) > 0.0
