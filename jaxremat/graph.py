@@ -158,7 +158,7 @@ class Graph:
 
     def root(self, atom: Atom) -> Atom:
         """Returns the value that `atom` is a view of; itself where it is none."""
-        while isinstance(atom, Var) and atom in self.maker and _is_view(self.forward[self.maker[atom]]):
+        while isinstance(atom, Var) and atom in self.maker and is_view(self.forward[self.maker[atom]]):
             atom = self.forward[self.maker[atom]].invars[0]
         return atom
 
@@ -186,7 +186,7 @@ def labels_in(eqns: Sequence[JaxprEqn]) -> dict[Var, Labels]:
         inside = _labels_of_outputs(eqn.params["jaxpr"]) if eqn.primitive.name == "scan" else [None] * len(eqn.outvars)
         for var, inner in zip(eqn.outvars, inside):
             labels[var] = inner.under(own) if inner else own
-        if _is_view(eqn) and isinstance(source := eqn.invars[0], Var):
+        if is_view(eqn) and isinstance(source := eqn.invars[0], Var):
             root = shown[eqn.outvars[0]] = shown.get(source, source)
             if (tag := compat.tag(eqn)) is not None and root in labels:
                 labels[root] = labels[root].tagged([tag])
@@ -200,7 +200,7 @@ def _labels_of_outputs(body: ClosedJaxpr) -> list[Labels | None]:
     return [labels.get(out) if isinstance(out, Var) else None for out in outs]
 
 
-def _is_view(eqn: JaxprEqn) -> bool:
+def is_view(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _VIEWS or compat.tag(eqn) is not None
 
 

@@ -21,7 +21,7 @@ from jaxremat.choice import small_worth_storing
 from jaxremat.compat import JaxprEqn, Var
 from jaxremat.flops import FlopCount, count_equation
 from jaxremat.fusion import COMPILERS, CONTRACTIONS, FUSED, REDUCTIONS, Compiler
-from jaxremat.graph import CONSTANTS, Graph, Value, size_bytes
+from jaxremat.graph import CONSTANTS, Graph, Value, is_view, size_bytes
 
 _PRODUCTS = frozenset(("mul", "square", "integer_pow"))
 
@@ -105,6 +105,10 @@ class Operations:
         for position in self._residual_sums():
             self.forward[position] = replace(self.forward[position], is_sum=True)
         for eqn in graph.backward:
+            if is_view(eqn) and isinstance(eqn.invars[0], Var):
+                if (shown := self.number(eqn.invars[0])) is not None:
+                    self._shown[eqn.outvars[0]] = shown
+                continue
             for var in eqn.outvars:
                 size = size_bytes(var.aval)
                 if size > graph.small_bytes and not (eqn.primitive.name in CONSTANTS and size > _read_bytes(eqn)):
@@ -148,7 +152,9 @@ class Operations:
     def number(self, var: Var) -> int | None:
         """Returns the number of the value that a variable is or shows; None for inputs and for what is small."""
         root = self.graph.root(var)
-        return self._number.get(root) if isinstance(root, Var) else None
+        if not isinstance(root, Var):
+            return None
+        return self._shown[root] if root in self._shown else self._number.get(root)
 
     def _operation(self, eqn: JaxprEqn) -> Operation:
         reads = [n for v in eqn.invars if isinstance(v, Var) and (n := self.number(v)) is not None]
