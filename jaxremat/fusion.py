@@ -28,6 +28,8 @@ class Compiler:
         fuses_operands: it computes inside of a convolution or matrix product what that reads, element by element.
         narrows: what convolutions and matrix products of default precision alone read is written in half as many bytes, as
             bfloat16, which is what they compute with.
+        lanes, sublanes: arrays are laid out in tiles of so many 4-byte words in two of their dimensions, which are padded to that;
+            1 where they are not.
         near_bytes: of memory beside the main one, where it puts what it can, and which no peak counts.
         near_bytes_at_peak: so much of it is in use when most is.
     """
@@ -35,6 +37,8 @@ class Compiler:
     fuses_reductions: bool = True
     fuses_operands: bool = False
     narrows: bool = False
+    lanes: int = 1
+    sublanes: int = 1
     near_bytes: int = 0
     near_bytes_at_peak: int = 0
 
@@ -43,5 +47,7 @@ class Compiler:
 COMPILERS = {
     "cpu": Compiler(fuses_reductions=False),
     "gpu": Compiler(),
-    "tpu": Compiler(fuses_operands=True, narrows=True, near_bytes=128 << 20, near_bytes_at_peak=96 << 20),
+    "tpu": Compiler(
+        fuses_operands=True, narrows=True, lanes=128, sublanes=8, near_bytes=128 << 20, near_bytes_at_peak=96 << 20
+    ),
 }

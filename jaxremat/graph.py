@@ -201,6 +201,7 @@ def _labels_of_outputs(body: ClosedJaxpr) -> list[Labels | None]:
 
 
 def is_view(eqn: JaxprEqn) -> bool:
+    """Says whether an equation's output is its first operand in another shape, or under a name."""
     return eqn.primitive.name in _VIEWS or compat.tag(eqn) is not None
 
 

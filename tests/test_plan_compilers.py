@@ -82,3 +82,48 @@ def test_the_bound_allows_for_the_memory_beside_the_main_one():
     assert COMPILERS["tpu"].near_bytes > DEPTH * UNIT
     assert tpu.bound(0) == 0.0
     assert search("gpu").bound(0) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "factor"),
+    [
+        ((64, 8, 8, 32), 2),  # the batch along the lanes, of which there are 128
+        ((128, 8, 8, 32), 1),
+        ((16, 8, 8, 64), 2),  # the features along the lanes
+        ((16, 8, 8, 128), 1),
+        (
+            (4, 8, 8, 96),
+            4 / 3,
+        ),  # 96 features in 128 lanes; the width goes along the 8 sublanes, as 4 in the batch would not fill them
+    ],
+)
+def test_images_are_padded_to_tiles(shape, factor):
+    """By hand: the least of batch or features padded to 128 times another dimension padded to 8."""
+
+    def loss(kernel, x):
+        for _ in range(2):
+            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return (x**2).sum()
+
+    kernel = jax.ShapeDtypeStruct((3, 3, shape[-1], shape[-1]), jnp.float32)
+    image = jax.ShapeDtypeStruct(shape, jnp.float32)
+    sizes = {}
+    for platform in ("gpu", "tpu"):
+        operations = search_of(loss, kernel, image, platform=platform).operations
+        sizes[platform] = {size for v, size in zip(operations.variables, operations.sizes) if v.aval.shape == shape}
+    (plain,), (padded,) = sizes["gpu"], sizes["tpu"]
+    assert padded == int(plain * factor)
+
+
+def test_what_no_convolution_reads_goes_along_the_lanes_as_is_best():
+    """Of (batch, heads, time, features) = (2, 3, 256, 64) time goes along the lanes and the features along the sublanes."""
+
+    def loss(w, x):
+        y = jnp.einsum("bhtf,fg->bhtg", x, w)
+        return (jnp.einsum("bhtf,bhsf->bhts", y, y) ** 2).sum()
+
+    w, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (2, 3, 256, 64)))
+    operations = search_of(loss, w, x, platform="tpu").operations
+    assert {size for v, size in zip(operations.variables, operations.sizes) if v.aval.shape == x.shape} == {
+        2 * 3 * 256 * 64 * 4
+    }

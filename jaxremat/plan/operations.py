@@ -8,6 +8,8 @@ memory unless somebody needs all of it: a convolution, a matrix product, the cal
 the bytes that autodiff keeps and those that a compiler allots.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -76,7 +78,7 @@ class Operations:
         graph: the graph.
         compiler: as it was given.
         variables: for every number the variable; forward values first.
-        sizes: for every number the bytes.
+        sizes: for every number the bytes, padding included.
         narrow: the numbers of the values that are written in half of them where only those read it that narrow.
         forward: for every forward equation its operation. Those that serve derivatives alone cost nothing: the forward
             pass leaves them out where they are recomputed.
@@ -90,12 +92,14 @@ class Operations:
         self.variables = list[Var]()
         self.sizes = list[int]()
         self._number = dict[Var, int]()
+        convolutions = (e for e in (*graph.forward, *graph.backward) if e.primitive.name == "conv_general_dilated")
+        self._images = {tuple(getattr(v.aval, "shape", ())) for e in convolutions for v in (e.invars[0], *e.outvars)}
         self._inputs = frozenset(graph.inputs)
         self.small = small_worth_storing(graph)
         for value in graph.values:
             is_own = graph.root(value.var) is value.var and value.size_bytes > graph.small_bytes
             if is_own and not self._shows_input(value) and not compat.is_on_host(value.var.aval):
-                self._add(value.var, value.size_bytes)
+                self._add(value.var)
         self.forward_values = len(self.variables)
         self._shown = dict[Var, int]()  # views in the backward pass
         operations = [self._operation(eqn) for eqn in graph.forward]
@@ -112,7 +116,7 @@ class Operations:
             for var in eqn.outvars:
                 size = size_bytes(var.aval)
                 if size > graph.small_bytes and not (eqn.primitive.name in CONSTANTS and size > _read_bytes(eqn)):
-                    self._add(var, size)
+                    self._add(var)
         self.backward = [self._operation(eqn) for eqn in graph.backward]
         read = {n for op in (*self.forward, *self.backward) if op.narrows for n in op.reads}
         self.narrow = frozenset(n for n in read if getattr(self.variables[n].aval, "dtype", None) == jnp.float32)
@@ -144,10 +148,24 @@ class Operations:
                     read.update(operation.reads)
         return [i for i in sums if not read.isdisjoint(self.forward[i].writes)]
 
-    def _add(self, var: Var, size: int) -> None:
+    def _add(self, var: Var) -> None:
         self._number[var] = len(self.variables)
         self.variables.append(var)
-        self.sizes.append(size)
+        self.sizes.append(self._laid_out(var))
+
+    def _laid_out(self, var: Var) -> int:
+        """The bytes of an array with the padding of its tiles, in the layout that needs least of those that compilers choose."""
+        size, compiler = size_bytes(var.aval), self.compiler
+        shape = [compat.dimension(d) for d in getattr(var.aval, "shape", ())]
+        if compiler.lanes == 1 or len(shape) < 2 or not size:
+            return size
+        sublanes = compiler.sublanes * max(1, 4 * math.prod(shape) // size)
+        last = len(shape) - 1
+        if tuple(shape) in self._images:  # features or the batch go along the lanes, never a dimension of space
+            pairs = [(0, last), *((last, i) for i in range(last))]
+        else:
+            pairs = list(itertools.permutations(range(len(shape)), 2))
+        return int(size * min(_padding(shape[i], compiler.lanes) * _padding(shape[j], sublanes) for i, j in pairs))
 
     def number(self, var: Var) -> int | None:
         """Returns the number of the value that a variable is or shows; None for inputs and for what is small."""
@@ -185,8 +203,9 @@ class Operations:
 
     @cached_property
     def least_sizes(self) -> list[int]:
-        """For every number the bytes that it is written in at least."""
-        return [size // 2 if n in self.narrow else size for n, size in enumerate(self.sizes)]
+        """For every number the bytes that it is written in at least, whatever the layout."""
+        sizes = [size_bytes(var.aval) for var in self.variables]
+        return [size // 2 if n in self.narrow else size for n, size in enumerate(sizes)]
 
     @cached_property
     def maker(self) -> list[int]:
@@ -239,6 +258,10 @@ class Operations:
         for position in self.graph.primal:
             total += count_equation(self.graph.forward[position])
         return total
+
+
+def _padding(dimension: int, multiple: int) -> float:
+    return -(-dimension // multiple) * multiple / dimension
 
 
 def _is_of_default_precision(eqn: JaxprEqn) -> bool:
