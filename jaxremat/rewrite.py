@@ -201,6 +201,8 @@ class _Writer:
         moving, out = self._narrowed(gate_on), eqn.outvars[0]
         if of_weight and not self._is_read_later(gate_on):
             self.unfinished[out] = size_bytes(gate_on.aval)
+            if eqn.primitive.name not in CONTRACTIONS:
+                return  # a gate on what nothing reads would have a compiler write it
         if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
             gate = compat.barrier([out, moving], eqn)
             self.eqns.append(gate)
@@ -417,7 +419,7 @@ def _ends(backward: Sequence[JaxprEqn]) -> dict[Var, Var]:
     For each of them the value as which it leaves: a compiler may write a result in another layout at once, as long as nothing
     stands between.
     """
-    leading = set[Var]()  # values that some convolution or product depends on
+    leading = set[Var]()  # values that some convolution, product or loop depends on
     shown = dict[Var, Var]()  # for what is transposed or reshaped, the result
     ends = dict[Var, Var]()
     for eqn in reversed(backward):
@@ -428,6 +430,6 @@ def _ends(backward: Sequence[JaxprEqn]) -> dict[Var, Var]:
             ends[eqn.outvars[0]] = out
         if name in ("transpose", "reshape") and isinstance(operand := eqn.invars[0], Var):
             shown[operand] = out
-        if name in CONTRACTIONS or any(v in leading for v in eqn.outvars):
+        if name in (*CONTRACTIONS, *_LOOPS) or any(v in leading for v in eqn.outvars):
             leading.update(v for v in eqn.invars if isinstance(v, Var))
     return ends

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from programs import equations
 
 import jaxremat
 from jaxremat import compat
@@ -159,3 +160,32 @@ def test_in_a_loop_only_what_frees_more_than_it_takes():
     assert gates_of_weights(2 * SIDE, is_body=False) == gates_of_weights(2 * SIDE, is_body=True) == DEPTH
     assert gates_of_weights(SIDE // 2, is_body=False) == DEPTH
     assert gates_of_weights(SIDE // 2, is_body=True) == 0
+
+
+def test_a_cotangent_that_only_products_read_passes_no_gate():
+    """Of a language model with tied embeddings above a scan: a compiler computes the logits' cotangent inside of both products.
+
+    What the scan reads is no gradient of a weight: the product that makes it does not count as an end.
+    """
+    steps, batch, width, words = 3, 64, 32, 512
+
+    def loss(table, weights, tokens):
+        def step(x, w):
+            return x + jnp.tanh(x @ w), None
+
+        x, _ = jax.lax.scan(step, table[tokens], weights)
+        logits = x @ table.T
+        return (jax.nn.logsumexp(logits, axis=1) - logits[:, 0]).sum()
+
+    shape = jax.ShapeDtypeStruct
+    args = shape((words, width), jnp.float32), shape((steps, width, width), jnp.float32), shape((batch,), jnp.int32)
+    wrapped = jaxremat.remat(loss, "loops:everything|nothing")
+    jaxpr = jax.make_jaxpr(jax.grad(wrapped, (0, 1)))(*args)
+    gated = [
+        v.aval.shape
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive.name == "optimization_barrier"
+        for v in eqn.invars
+    ]
+    assert gated
+    assert (batch, words) not in gated

@@ -11,6 +11,8 @@ from jaxremat.plan.task import standard
 _ROUNDS, _MOST_ROUNDS = 5, 8  # the latter while nothing has fitted
 # Where the plan for a limit was compiled before, so many beside it are tried, at distances that double from this part on.
 _NUDGES, _NUDGE = 10, 8192
+# So often the limit is halved in the search for the least that is better.
+_HALVINGS = 8
 # So many standard policies that are expected to need little are asked where nothing has fitted.
 _LEAN = 4
 # Another round must promise to save at least this part of a forward pass.
@@ -41,6 +43,11 @@ def bytes_beside(search: Search, baseline: Verdict) -> int:
     return max(0, (baseline.argument_bytes or 0) - search.input_bytes)
 
 
+def _beyond(verdict: Verdict) -> int:
+    """What the compiler allotted beyond what the model expected."""
+    return verdict.peak_bytes - verdict.candidate.predicted_bytes
+
+
 class _Rounds:
     """What was asked for one limit, and what came of it. `seconds` were spent searching."""
 
@@ -59,7 +66,7 @@ class _Rounds:
         fitting = (v for v in self.verdicts if v.peak_bytes <= self._limit)
         return min(fitting, key=lambda v: (v.candidate.order[:2], v.peak_bytes), default=None)
 
-    def _timed(self, find: Callable[[], Candidate | None]) -> Candidate | None:
+    def _timed(self, find: Callable[[], tuple[int, Candidate | None]]) -> tuple[int, Candidate | None]:
         start = time.perf_counter()
         found = find()
         self.seconds += time.perf_counter() - start
@@ -75,46 +82,67 @@ class _Rounds:
     def mixtures(self) -> None:
         """Asks for what the model finds best, under limits of its own."""
         limit, judge = self._limit, self._judge
-        asked = limit - bytes_beside(self._search, self._baseline)
+        asked = top = limit - bytes_beside(self._search, self._baseline)
         if others := [v for v in self.verdicts if v is not self._baseline]:  # a limit before this one led to them
-            near = min(others, key=lambda v: abs(v.peak_bytes - limit))
-            asked = limit - (near.peak_bytes - near.candidate.predicted_bytes)
-        low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
-        misses = 0
-        for number in range(_MOST_ROUNDS if judge.compiles else 1):
+            asked = limit - _beyond(min(others, key=lambda v: abs(v.peak_bytes - limit)))
+            top = max(limit - min(map(_beyond, others)), asked)
+            top += top // _RETREAT
+        low, high = 0, 2 * max(limit, top)  # the model's limits that were found to fit, and not to
+        misses = number = 0
+        while number < (_MOST_ROUNDS if judge.compiles else 1):
             if number >= _ROUNDS and self.fit is not None:
                 break
-            candidate = self._timed(lambda asked=asked, low=low, high=high: self._new(asked, low, high))
+            tried, candidate = self._timed(lambda asked=asked, low=low, high=high: self._new(asked, low, high))
             if candidate is None or not self._is_worth(candidate):
-                break
-            verdict = self._judge.ask(candidate)
-            beyond = verdict.peak_bytes - candidate.predicted_bytes
+                if not asked < top < high:
+                    break
+                asked = top  # what is known is better, up to here
+                continue
+            verdict = judge.ask(candidate)
+            number += 1
             if verdict.peak_bytes <= limit:
-                low = max(low, asked)
+                low = max(low, tried)
                 if candidate.cost <= self._search.bound(limit):
                     break
-                asked = max(limit - beyond, low + low // _RETREAT)
+                asked = max(limit - _beyond(verdict), low + low // _RETREAT)
             else:
-                high = min(high, asked)
-                asked = min(limit - beyond, high - (high << misses) // (8 * _RETREAT))
+                high = min(high, tried)
+                asked = min(limit - _beyond(verdict), high - (high << misses) // (8 * _RETREAT))
                 misses += 1
             if not low < asked < high:
                 asked = (low + high) // 2
+        if judge.compiles and self.fit is not None:
+            least = self._timed(lambda: self._least_better(low, min(high, top)))[1]
+            if least is not None and self._is_worth(least):
+                judge.ask(least)
 
-    def _new(self, asked: int, low: int, high: int) -> Candidate | None:
-        """Returns what the model finds best near a limit and no compiler has seen; None where there is nothing new."""
+    def _least_better(self, low: int, high: int) -> tuple[int, Candidate | None]:
+        """Returns what the model expects to need least of all that is better than the best that fits, if that is new."""
+        found = None
+        for _ in range(_HALVINGS):
+            middle = (low + high) // 2
+            candidate = self._search.best(middle)
+            if candidate is not None and self._is_worth(candidate):
+                found, high = candidate, middle
+            else:
+                low = middle
+        is_new = found is not None and found.policy not in self._judge.verdicts
+        return high, found if is_new else None
+
+    def _new(self, asked: int, low: int, high: int) -> tuple[int, Candidate | None]:
+        """Returns what the model finds best near a limit and no compiler has seen, and under which; None for nothing new."""
         nudges = [sign * (asked << i) // _NUDGE for i in range(_NUDGES) for sign in (-1, 1)]
         for tried in (asked, *(asked + nudge for nudge in nudges)):
             if low < tried < high:
                 candidate = self._search.best(tried)
                 if candidate is not None and (candidate.policy not in self._judge.verdicts or not self._judge.compiles):
-                    return candidate
-        return None
+                    return tried, candidate
+        return asked, None
 
     def standards(self) -> None:
         """Asks for the standard policies that would be better; and where nothing fits, for what is expected to need least."""
         # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
-        beyond = min(v.peak_bytes - v.candidate.predicted_bytes for v in self.verdicts)
+        beyond = min(map(_beyond, self.verdicts))
         known = standard(self._search)
         for candidate in known:
             hopeful = candidate.predicted_bytes + min(beyond, 0) <= self._limit or not self._judge.compiles
