@@ -82,21 +82,19 @@ class _Rounds:
     def mixtures(self) -> None:
         """Asks for what the model finds best, under limits of its own."""
         limit, judge = self._limit, self._judge
-        asked = top = limit - bytes_beside(self._search, self._baseline)
-        if others := [v for v in self.verdicts if v is not self._baseline]:  # a limit before this one led to them
+        asked = limit - bytes_beside(self._search, self._baseline)
+        if others := self._others:  # a limit before this one led to them
             asked = limit - _beyond(min(others, key=lambda v: abs(v.peak_bytes - limit)))
-            top = max(limit - min(map(_beyond, others)), asked)
-            top += top // _RETREAT
-        low, high = 0, 2 * max(limit, top)  # the model's limits that were found to fit, and not to
+        low, high = 0, 2 * max(limit, asked)  # the model's limits that were found to fit, and not to
         misses = number = 0
         while number < (_MOST_ROUNDS if judge.compiles else 1):
             if number >= _ROUNDS and self.fit is not None:
                 break
             tried, candidate = self._timed(lambda asked=asked, low=low, high=high: self._new(asked, low, high))
             if candidate is None or not self._is_worth(candidate):
-                if not asked < top < high:
+                if not asked < self._top < high:
                     break
-                asked = top  # what is known is better, up to here
+                asked = self._top  # what is known is better, up to here
                 continue
             verdict = judge.ask(candidate)
             number += 1
@@ -112,9 +110,20 @@ class _Rounds:
             if not low < asked < high:
                 asked = (low + high) // 2
         if judge.compiles and self.fit is not None:
-            least = self._timed(lambda: self._least_better(low, min(high, top)))[1]
+            least = self._timed(lambda: self._least_better(low, min(high, self._top)))[1]
             if least is not None and self._is_worth(least):
                 judge.ask(least)
+
+    @property
+    def _others(self) -> list[Verdict]:
+        """All that is known but no rematerialization, of which the model knows least."""
+        return [v for v in self.verdicts if v is not self._baseline]
+
+    @property
+    def _top(self) -> int:
+        """The model's largest limit that may fit: where the compiler needs less than expected by as much as it ever did."""
+        top = self._limit - min(map(_beyond, self._others), default=0)
+        return top + top // _RETREAT
 
     def _least_better(self, low: int, high: int) -> tuple[int, Candidate | None]:
         """Returns what the model expects to need least of all that is better than the best that fits, if that is new."""
