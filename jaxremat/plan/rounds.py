@@ -8,7 +8,8 @@ from jaxremat.plan.judge import Judge, Verdict
 from jaxremat.plan.search import Search
 from jaxremat.plan.task import standard
 
-_ROUNDS, _MOST_ROUNDS = 5, 8  # the latter while nothing has fitted
+# So many plans are compiled, and one more for the least that would be better; or so many while nothing has fitted.
+_ROUNDS, _MOST_ROUNDS = 4, 8
 # Where the plan for a limit was compiled before, so many beside it are tried, at distances that double from this part on.
 _NUDGES, _NUDGE = 10, 8192
 # So often the limit is halved in the search for the least that is better.
