@@ -127,3 +127,7 @@ def test_what_no_convolution_reads_goes_along_the_lanes_as_is_best():
     assert {size for v, size in zip(operations.variables, operations.sizes) if v.aval.shape == x.shape} == {
         2 * 3 * 256 * 64 * 4
     }
+
+
+def test_an_unknown_platform_counts_as_a_gpu():
+    assert search("metal").everything.predicted_bytes == search("gpu").everything.predicted_bytes

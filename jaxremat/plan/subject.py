@@ -11,7 +11,7 @@ from jaxremat.choice import Choice, choose
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
 from jaxremat.flops import FlopCount, count_equation
-from jaxremat.fusion import COMPILERS
+from jaxremat.fusion import COMPILERS, Compiler
 from jaxremat.graph import Graph
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate
@@ -105,7 +105,7 @@ class Picture:
             for last in list(program.cuts.values())[-1:]
         ]
         work = [picture.work_bytes for times, picture in self.inside if times > 1]
-        self.operations = Operations(self.graph, COMPILERS[platform], work)
+        self.operations = Operations(self.graph, COMPILERS.get(platform, Compiler()), work)
         self.lifetimes = Lifetimes(self.operations)
         self._counts = dict[int, FlopCount]()
 
