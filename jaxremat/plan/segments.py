@@ -15,7 +15,7 @@ from jaxremat.plan.lifetimes import Lifetimes
 from jaxremat.plan.operations import Operation
 
 # So much is simulated in one search, in operations; the length of the longest stretch follows from it.
-_WORK = 3_000_000
+_WORK = 6_000_000
 _SHORTEST = 6
 _FEWEST_WAISTS, _MOST_WAISTS, _WAISTS_OF_LONGEST = 24, 128, 5
 
