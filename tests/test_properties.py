@@ -172,7 +172,7 @@ def check(f, policy):
     same((ours[0][0], ours[0][1][1]), (theirs[0][0], theirs[0][1][1]), rtol=2e-5)
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(recipe=st.lists(steps, min_size=2, max_size=9), seed=st.integers(0, 2**32 - 1))
 def test_random_stored_sets(recipe, seed):
     f = program_of(recipe)
@@ -182,7 +182,7 @@ def test_random_stored_sets(recipe, seed):
     check(f, "values:" + ",".join(map(str, chosen if len(chosen) else [int(rng.integers(count))])))
 
 
-@settings(max_examples=70)
+@settings(max_examples=55)
 @given(recipe=st.lists(steps, min_size=2, max_size=9), policy=st.sampled_from(policies))
 def test_random_policies(recipe, policy):
     f = program_of(recipe)
