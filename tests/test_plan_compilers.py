@@ -131,3 +131,10 @@ def test_what_no_convolution_reads_goes_along_the_lanes_as_is_best():
 
 def test_an_unknown_platform_counts_as_a_gpu():
     assert search("metal").everything.predicted_bytes == search("gpu").everything.predicted_bytes
+
+
+def test_candidates_of_a_small_program_are_told_apart():
+    """One that would fit into the vector memory as a whole is not expected to: no more than a quarter of it is there."""
+    found = search("tpu")
+    lean, rich = (found.of_policy(jaxremat.parse(policy)) for policy in ("names:out", "everything"))
+    assert found.lifetimes.input_bytes < lean.predicted_bytes < rich.predicted_bytes

@@ -21,6 +21,9 @@ from jaxremat.compat import Var
 from jaxremat.graph import size_bytes
 from jaxremat.plan.operations import Operation, Operations
 
+# At most this part of what is in use is in another memory.
+_PART_NEAR = 4
+
 _NOBODY = frozenset[int]()
 _NO_LEVELS: Mapping[int, int] = {}
 
@@ -64,8 +67,10 @@ class Lifetimes:
         self._outputs = {n for n in outs if n is not None}
         gradients = sum(size_bytes(g.aval) for g in graph.gradients if isinstance(g, Var))
         large = sum(operations.sizes[n] for n in self._results)
-        near = operations.compiler.near_bytes_at_peak
-        self.fixed_bytes = self.input_bytes + max(0, gradients - large) - near
+        self.fixed_bytes = self.input_bytes + max(0, gradients - large)
+        if near := operations.compiler.near_bytes_at_peak:
+            # Of a small program as much of it is not used.
+            self.fixed_bytes -= min(near, self.without_remat() // _PART_NEAR)
 
     @cached_property
     def own_bytes(self) -> np.ndarray:
