@@ -158,9 +158,14 @@ class Graph:
 
     def root(self, atom: Atom) -> Atom:
         """Returns the value that `atom` is a view of; itself where it is none."""
-        while isinstance(atom, Var) and atom in self.maker and is_view(self.forward[self.maker[atom]]):
-            atom = self.forward[self.maker[atom]].invars[0]
+        while isinstance(atom, Var) and atom in self._shown:
+            atom = self._shown[atom]
         return atom
+
+    @cached_property
+    def _shown(self) -> dict[Var, Atom]:
+        """For every view what it is a view of."""
+        return {eqn.outvars[0]: eqn.invars[0] for eqn in self.forward if is_view(eqn)}
 
     def ancestors(self, variables: Iterable[Var]) -> frozenset[int]:
         """Returns the indices of all forward equations that `variables` depend on."""
