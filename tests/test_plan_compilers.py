@@ -138,3 +138,22 @@ def test_candidates_of_a_small_program_are_told_apart():
     found = search("tpu")
     lean, rich = (found.of_policy(jaxremat.parse(policy)) for policy in ("names:out", "everything"))
     assert found.lifetimes.input_bytes < lean.predicted_bytes < rich.predicted_bytes
+
+
+@pytest.mark.parametrize(("platform", "is_fused"), [("gpu", False), ("tpu", True)])
+def test_one_number_along_each_row(platform, is_fused):
+    """The derivative of picking a logit in every row is made where it is read; that of looking up rows of a table is not."""
+
+    def loss(table, tokens):
+        logits = jnp.tanh(table[tokens]) @ table.T
+        picked = jnp.take_along_axis(logits, tokens[:, None], axis=1)
+        return (jax.nn.logsumexp(logits, axis=1) - picked[:, 0]).sum()
+
+    table, tokens = jax.ShapeDtypeStruct((256, 64), jnp.float32), jax.ShapeDtypeStruct((512,), jnp.int32)
+    found = search_of(loss, table, tokens, platform=platform)
+    scattered = {
+        eqn.outvars[0].aval.shape: operation.is_fused
+        for eqn, operation in zip(found.graph.backward, found.operations.backward)
+        if eqn.primitive.name == "scatter-add"
+    }
+    assert scattered == {(512, 256): is_fused, (256, 64): False}

@@ -182,7 +182,7 @@ class Operations:
             return Operation((), (), True, False, 0, 0, 0)
         count = count_equation(eqn)
         moved = _read_bytes(eqn) + sum(size_bytes(v.aval) for v in eqn.outvars)
-        fused = name in FUSED
+        fused = name in FUSED or (compiler.fuses_operands and _is_one_hot(eqn))
         return Operation(
             tuple(dict.fromkeys(reads)),
             tuple(writes),
@@ -262,6 +262,15 @@ class Operations:
 
 def _padding(dimension: int, multiple: int) -> float:
     return -(-dimension // multiple) * multiple / dimension
+
+
+def _is_one_hot(eqn: JaxprEqn) -> bool:
+    """Says whether an equation scatters one number along each row of an array: where the index is, and nothing elsewhere."""
+    if eqn.primitive.name != "scatter-add":
+        return False
+    numbers = eqn.params["dimension_numbers"]
+    rank = len(getattr(eqn.outvars[0].aval, "shape", ()))
+    return not numbers.update_window_dims and len(numbers.operand_batching_dims) == rank - 1
 
 
 def _is_of_default_precision(eqn: JaxprEqn) -> bool:
