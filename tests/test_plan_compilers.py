@@ -6,7 +6,7 @@ import pytest
 from plans import search_of
 
 import jaxremat
-from jaxremat.fusion import COMPILERS
+from jaxremat.plan.compilers import COMPILERS
 
 ROWS, SIDE, DEPTH = 1024, 128, 4
 UNIT = ROWS * SIDE * 4

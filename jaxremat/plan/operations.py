@@ -8,22 +8,19 @@ memory unless somebody needs all of it: a convolution, a matrix product, the cal
 the bytes that autodiff keeps and those that a compiler allots.
 """
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxremat import compat
 from jaxremat.choice import small_worth_storing
 from jaxremat.compat import JaxprEqn, Var
 from jaxremat.flops import FlopCount, count_equation
-from jaxremat.fusion import COMPILERS, CONTRACTIONS, FUSED, REDUCTIONS, Compiler
+from jaxremat.fusion import REDUCTIONS
 from jaxremat.graph import CONSTANTS, Graph, Value, is_view, size_bytes
+from jaxremat.plan.compilers import COMPILERS, Compiler
 
 _PRODUCTS = frozenset(("mul", "square", "integer_pow"))
 
@@ -151,21 +148,7 @@ class Operations:
     def _add(self, var: Var) -> None:
         self._number[var] = len(self.variables)
         self.variables.append(var)
-        self.sizes.append(self._laid_out(var))
-
-    def _laid_out(self, var: Var) -> int:
-        """The bytes of an array with the padding of its tiles, in the layout that needs least of those that compilers choose."""
-        size, compiler = size_bytes(var.aval), self.compiler
-        shape = [compat.dimension(d) for d in getattr(var.aval, "shape", ())]
-        if compiler.lanes == 1 or len(shape) < 2 or not size:
-            return size
-        sublanes = compiler.sublanes * max(1, 4 * math.prod(shape) // size)
-        last = len(shape) - 1
-        if tuple(shape) in self._images:  # features or the batch go along the lanes, never a dimension of space
-            pairs = [(0, last), *((last, i) for i in range(last))]
-        else:
-            pairs = list(itertools.permutations(range(len(shape)), 2))
-        return int(size * min(_padding(shape[i], compiler.lanes) * _padding(shape[j], sublanes) for i, j in pairs))
+        self.sizes.append(self.compiler.size_bytes(var.aval, self._images))
 
     def number(self, var: Var) -> int | None:
         """Returns the number of the value that a variable is or shows; None for inputs and for what is small."""
@@ -182,23 +165,18 @@ class Operations:
             return Operation((), (), True, False, 0, 0, 0)
         count = count_equation(eqn)
         moved = _read_bytes(eqn) + sum(size_bytes(v.aval) for v in eqn.outvars)
-        fused = name in FUSED or (compiler.fuses_operands and _is_one_hot(eqn))
         return Operation(
             tuple(dict.fromkeys(reads)),
             tuple(writes),
-            fused,
-            not (
-                fused
-                or (name in REDUCTIONS and (compiler.fuses_reductions or _folds_rows(eqn)))
-                or (name in CONTRACTIONS and compiler.fuses_operands)
-            ),
+            compiler.is_fused(eqn),
+            compiler.needs_whole(eqn),
             count.dot_flops + count.conv_flops,
             count.elementwise_flops,
             moved,
             name in _PRODUCTS,
             name in REDUCTIONS,
             is_sum=name == "add_any",
-            narrows=compiler.narrows and name in CONTRACTIONS and _is_of_default_precision(eqn),
+            narrows=compiler.is_narrow(eqn),
         )
 
     @cached_property
@@ -258,32 +236,6 @@ class Operations:
         for position in self.graph.primal:
             total += count_equation(self.graph.forward[position])
         return total
-
-
-def _padding(dimension: int, multiple: int) -> float:
-    return -(-dimension // multiple) * multiple / dimension
-
-
-def _is_one_hot(eqn: JaxprEqn) -> bool:
-    """Says whether an equation scatters one number along each row of an array: where the index is, and nothing elsewhere."""
-    if eqn.primitive.name != "scatter-add":
-        return False
-    numbers = eqn.params["dimension_numbers"]
-    rank = len(getattr(eqn.outvars[0].aval, "shape", ()))
-    return not numbers.update_window_dims and len(numbers.operand_batching_dims) == rank - 1
-
-
-def _is_of_default_precision(eqn: JaxprEqn) -> bool:
-    precision = eqn.params["precision"]
-    precisions = precision if isinstance(precision, tuple) else (precision,)
-    return all(p in (None, jax.lax.Precision.DEFAULT) for p in precisions)
-
-
-def _folds_rows(eqn: JaxprEqn) -> bool:
-    """Says whether a reduction folds the innermost axes alone."""
-    folded: Any = eqn.invars[0].aval
-    axes, rank = eqn.params["axes"], len(folded.shape)
-    return sorted(axes) == list(range(rank - len(axes), rank))
 
 
 def _read_bytes(eqn: JaxprEqn) -> int:

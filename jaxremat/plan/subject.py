@@ -11,10 +11,10 @@ from jaxremat.choice import Choice, choose
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
 from jaxremat.flops import FlopCount, count_equation
-from jaxremat.fusion import COMPILERS, Compiler
 from jaxremat.graph import Graph
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.compilers import compiler_of
 from jaxremat.plan.lifetimes import Lifetimes, Profile
 from jaxremat.plan.objective import Link
 from jaxremat.plan.operations import Operation, Operations
@@ -105,7 +105,7 @@ class Picture:
             for last in list(program.cuts.values())[-1:]
         ]
         work = [picture.work_bytes for times, picture in self.inside if times > 1]
-        self.operations = Operations(self.graph, COMPILERS.get(platform, Compiler()), work)
+        self.operations = Operations(self.graph, compiler_of(platform), work)
         self.lifetimes = Lifetimes(self.operations)
         self._counts = dict[int, FlopCount]()
 
