@@ -73,6 +73,45 @@ def test_what_fails_by_its_small_values_alone_is_tried_without_them():
     assert all(size > SIDE * 4 for size in stored(within_it.candidate))
 
 
+def test_one_value_more():
+    found = search()
+    lean = found.best(found.everything.predicted_bytes * 2 // 3)
+    stored = set(found.picture.stored(lean.choices[0][1]))
+    more = [set(found.picture.stored(c.choices[0][1])) for c in found.with_one_more(lean, 5)]
+    assert 1 < len(more) <= 5
+    assert all(stored < other and len(other) == len(stored) + 1 for other in more)
+    assert found.with_one_more(found.everything, 5) == []
+
+
+def test_what_is_only_just_too_large_is_tried_with_one_value_more():
+    """A compiler to which all plans need too much, but for one that stores one value more than the smallest."""
+    found = search()
+    limit = found.leanest().predicted_bytes
+
+    class Lucky(Tiled):
+        lucky: object = None
+
+        def ask(self, candidate):
+            peak = limit if candidate.policy == self.lucky else max(limit + 1, candidate.predicted_bytes)
+            return self.verdicts.setdefault(candidate.policy, Verdict(candidate, peak, None))
+
+    judge = Lucky()
+    least, _ = within(found, judge, limit, judge.ask(found.everything))
+    assert least.peak_bytes == limit + 1
+    known = set(judge.verdicts)
+    neighbours = [c.policy for c in found.with_one_more(least.candidate, rounds._NEIGHBOURS)]
+    assert neighbours
+    assert known >= set(neighbours)  # all were asked
+    judge = Lucky()
+    judge.lucky = neighbours[-1]
+    best, _ = within(found, judge, limit, judge.ask(found.everything))
+    assert best.candidate.policy == neighbours[-1]
+    # Far from the limit none is asked.
+    judge = Lucky()
+    within(found, judge, limit - limit // 100, judge.ask(found.everything))
+    assert not set(neighbours) <= set(judge.verdicts)
+
+
 # What was found for GPT-2 by scan on an H100, in tenths of a MiB: predicted and compiled peak, and the cost; the third saves
 # less than a compilation is worth.
 LADDER = (

@@ -24,6 +24,8 @@ _RETREAT = 64
 _TILE_BYTES = 4096
 # So many plans that failed by small values alone are asked for without them.
 _BARE = 2
+# Where nothing fits, and the smallest exceeds the limit by at most this part, so many that store one value more are asked for.
+_NEAR, _NEIGHBOURS = 256, 12
 
 
 def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple[Verdict, float]:
@@ -36,6 +38,7 @@ def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple
     rounds.mixtures()
     rounds.standards()
     rounds.bare()
+    rounds.near()
     return rounds.fit or min(rounds.verdicts, key=lambda v: v.peak_bytes), rounds.seconds
 
 
@@ -176,3 +179,17 @@ class _Rounds:
             if may_fit and self._is_worth(candidate):
                 self._judge.ask(candidate)
                 asked += 1
+
+    def near(self) -> None:
+        """Asks for what stores one value more than the smallest, where that is only just too large.
+
+        Whether operations of that part of the function are put off by a compiler may hang on one value.
+        """
+        if self.fit is not None or not self._judge.compiles:
+            return
+        least = min(self.verdicts, key=lambda v: v.peak_bytes)
+        if least.peak_bytes - self._limit > self._limit // _NEAR:
+            return
+        for candidate in self._search.with_one_more(least.candidate, _NEIGHBOURS):
+            if self._judge.ask(candidate).peak_bytes <= self._limit:
+                break

@@ -216,6 +216,24 @@ class Search:
             policy = replace(policy, again=candidate.policy.again)
         return self.of_policy(policy), len(kept) - len(large)
 
+    def with_one_more(self, candidate: Candidate, most: int) -> list[Candidate]:
+        """Returns what a candidate stores with one value more, for at most so many of those that are recomputed.
+
+        They are spread over the function; the least recomputation first. Of a function with scans there are none.
+        """
+        if not isinstance(candidate.policy, p.Values) or self.subject.scans:
+            return []
+        choice = candidate.choices[0][1]
+        stored, host = self.picture.stored(choice), self.picture.host(choice)
+        levels = [
+            [n for position in level if (n := self.operations.number(self.graph.values[position].var)) is not None]
+            for level in candidate.policy.again
+        ]
+        again = set(self.operations.read_backward).difference(stored, *levels)
+        ordered = sorted(again, key=self.operations.place.__getitem__)
+        found = [self.of_stored({*stored, n}, levels, host) for n in ordered[:: max(1, -(-len(ordered) // most))]]
+        return sorted(found, key=lambda c: c.order)
+
     def _on_one_chip(self, candidate: Candidate) -> Candidate:
         return replace(candidate, predicted_bytes=candidate.predicted_bytes // self._chips)
 
