@@ -110,6 +110,8 @@ class _Writer:
         self.unfinished = dict[Var, int]()
         self.parts = list[Var]()  # large parts of cotangents that were cut
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
+        loops = (i for i, eqn in enumerate(graph.backward) if eqn.primitive.name in _LOOPS)
+        self.last_loop = max(loops, default=-1)  # its index
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
         self.hosts = {
             var: compat.new_var(var.aval.update(memory_space=jax.memory.Space.Host))
@@ -201,8 +203,10 @@ class _Writer:
         moving, out = self._narrowed(gate_on), eqn.outvars[0]
         if of_weight and not self._is_read_later(gate_on):
             self.unfinished[out] = size_bytes(gate_on.aval)
-            if eqn.primitive.name not in CONTRACTIONS:
-                return  # a gate on what nothing reads would have a compiler write it
+            # A gate has XLA:TPU write the cotangent, which it computes inside of the products otherwise; without loops to come,
+            # XLA:GPU needs less with it.
+            if eqn.primitive.name not in CONTRACTIONS and self.last_loop > self.index:
+                return
         if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
             gate = compat.barrier([out, moving], eqn)
             self.eqns.append(gate)
