@@ -101,4 +101,5 @@ def test_sums_over_columns(platform, most):
     """XLA:CPU writes what it sums over the outer axis: sin(y) beside y, which is read again. Elsewhere the sum computes it."""
     forward = search_of(sums, MATRIX, MATRIX, platform=platform).lifetimes.forward_bytes
     gradient = 1
-    assert forward.max() // UNIT == gradient + most
+    unit = UNIT * (128 // 16 if platform == "tpu" else 1)  # 16 columns are padded to 128
+    assert forward.max() // unit == gradient + most
