@@ -238,8 +238,7 @@ class LoopSearch(Search):
 
     def _room(self, variant: Variant, limit_bytes: int) -> int:
         """What a limit leaves beside the inputs and what a variant needs at least, on all chips."""
-        near = self.operations.compiler.near_bytes
-        return (limit_bytes + near - self.input_bytes) * self._chips - variant.least_bytes
+        return self._beside_inputs(limit_bytes) - variant.least_bytes
 
     def _split(self, found: Candidate, limit_bytes: int) -> Candidate:
         """Returns what is best where the last steps of the main scan store more than the first; `found` where nothing is better."""
@@ -307,8 +306,7 @@ class LoopSearch(Search):
         """Returns the recomputation that no schedule within a limit can avoid in the scan that keeps most."""
         if self._main is None:
             return super().bound(limit_bytes)
-        near = self.operations.compiler.near_bytes
-        kept = max(0, (limit_bytes + near) * self._chips - self.lifetimes.input_bytes)
+        kept = max(0, self._beside_inputs(limit_bytes))
         times = self._main.times
         return times * lower_bound(self._main_sets, kept / times, self._host_price)
 

@@ -242,9 +242,12 @@ class Search:
 
         All values that stand between the two passes are in use at the same time as the inputs.
         """
+        return lower_bound(self.sets, max(0, self._beside_inputs(limit_bytes)), self._host_price)
+
+    def _beside_inputs(self, limit_bytes: int) -> int:
+        """What a limit leaves beside the inputs, on all chips; what a compiler can put elsewhere counts as left."""
         near = self.operations.compiler.near_bytes
-        kept = max(0, (limit_bytes + near) * self._chips - self.lifetimes.input_bytes)
-        return lower_bound(self.sets, kept, self._host_price)
+        return (limit_bytes + near) * self._chips - self.lifetimes.input_bytes
 
 
 def exactly(graph: Graph, kept: Sequence[Var], host: Collection[Var] = ()) -> p.Policy:
