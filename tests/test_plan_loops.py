@@ -269,6 +269,59 @@ def test_bodies_without_small_values():
     assert min(stored) == LENGTH * ROWS * SIDE * 4
 
 
+def normalised(ws, x):
+    """Each step stores, by the side of its product, two statistics for every column."""
+
+    def layer(x, w):
+        h = x @ w
+        return jnp.tanh((h - h.mean(0)) * jax.lax.rsqrt(h.var(0) + 1.0)), None
+
+    return (jax.lax.scan(layer, x, ws)[0] ** 2).mean()
+
+
+@pytest.mark.parametrize("policy", ["loops:everything|dots", "loops:everything|nothing"])
+def test_a_policy_without_the_small_values_that_its_scan_would_stack(policy):
+    """The mean of a step's columns, their squares' sum, its root and its inverse: 32 numbers each, and all run again."""
+    search = search_of(normalised, *shapes(), platform="tpu")
+    full = search.of_policy(jaxremat.parse(policy))
+    bare, most_bytes = search.without_small(full)
+    kept, left = ([v.aval.shape for v in c.choices[1][1].kept] for c in (full, bare))
+    product = [(ROWS, SIDE)]
+    assert kept == product * policy.endswith("dots") + [(SIDE,)] * 4
+    assert left == (
+        product if policy.endswith("dots") else [(SIDE,)]
+    )  # a policy that stores nothing at all cannot be spelt
+    assert most_bytes == LENGTH * 4 * 4096
+    assert isinstance(bare.policy, p.Loops)
+    assert bare.policy.outer == p.Everything()
+    assert bare.contraction_flops == full.contraction_flops
+    assert bare.cost > full.cost
+    expected, found = (jax.value_and_grad(jaxremat.remat(normalised, c.policy))(*arguments()) for c in (full, bare))
+    same(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "policy"),
+    [
+        (normalised, "everything"),
+        (normalised, "loops:everything|3*nothing"),
+        (normalised, "loops:everything|4:nothing>dots"),
+        (nested, "loops:everything|nothing"),
+    ],
+)
+def test_what_stays_with_its_small_values(loss, policy):
+    search = search_of(loss, *shapes(), platform="tpu")
+    candidate = search.of_policy(jaxremat.parse(policy))
+    assert search.without_small(candidate) == (candidate, 0)
+
+
+def test_a_scan_without_gradient_beside_one_with_small_values():
+    search = search_of(lambda ws, x: beside_one_without_gradient(ws, x) + normalised(ws, x), *shapes(), platform="tpu")
+    bare, most_bytes = search.without_small(search.of_policy(jaxremat.parse("loops:everything|dots|dots|dots")))
+    assert most_bytes > 0
+    assert [len(body) for body in bare.policy.bodies] == [1, 1, 1]
+
+
 def test_runs_compete_as_they_are_commonly_made():
     known = [str(c.policy) for c in standard(search_of(scanned, *shapes()))]
     assert {"loops:everything|dots", "loops:everything|nothing", "loops:everything|3*nothing"} <= set(known)

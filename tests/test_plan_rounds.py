@@ -54,7 +54,7 @@ def test_without_small_values():
     found = search()
     everything_large = found.best(found.everything.predicted_bytes - 1)
     bare, small = found.without_small(everything_large)
-    assert small == sum(size <= SIDE * 4 for size in stored(everything_large)) > 0
+    assert small == TILE * sum(size <= SIDE * 4 for size in stored(everything_large)) > 0
     assert stored(bare) == [size for size in stored(everything_large) if size > SIDE * 4]
     assert bare.order > everything_large.order
     assert bare.predicted_bytes <= everything_large.predicted_bytes

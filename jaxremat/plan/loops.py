@@ -8,7 +8,7 @@ split: its first steps store what the lean one does, the others, whose backward 
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,19 +16,21 @@ from jaxremat import policy as p
 from jaxremat.choice import Mark, choose, small_and_marked
 from jaxremat.compat import Var
 from jaxremat.flops import FlopCount
-from jaxremat.graph import size_bytes
+from jaxremat.graph import Graph, size_bytes
 from jaxremat.inline import inline
 from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.cut import StoredSet, lower_bound, stored_sets
 from jaxremat.plan.exhaustive import MOST_VALUES, ExhaustiveSearch
 from jaxremat.plan.objective import Link
 from jaxremat.plan.operations import Operation
-from jaxremat.plan.search import Bodies, Search, exactly
+from jaxremat.plan.search import TILE_BYTES, Bodies, Search, exactly
 from jaxremat.plan.subject import Picture, Subject
 
 _MOST_RUNS = 4
 # So many pairs of variants are mixed, each at so many places of the split.
 _PAIRS, _PLACES = 3, 5
+# Tiles may pad what a scan stacks to so many times its size.
+_PADDING = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +202,9 @@ class LoopSearch(Search):
             sets = self._sets(picture)
             stored = min(sets, key=lambda s: s.recomputed_cost + price * s.stored_bytes).stored if chosen.stored else ()
         marks = {picture.operations.variables[n]: Mark("plan") for n in stored}
-        if small:
-            policy = exactly(graph, small_and_marked(graph, marks), marks if host else ())
-        else:  # what nothing reads is not stored
-            policy = exactly(graph, [*marks] or [min(graph.values, key=lambda value: value.size_bytes).var])
+        policy = (
+            exactly(graph, small_and_marked(graph, marks), marks if host else ()) if small else _bare(graph, [*marks])
+        )
         choice = choose(graph, policy)
         contractions, cost = _contractions(picture.recomputed(choice)), picture.cost(choice)
         if run:  # it is computed again as a whole, to its last carry, and what it does not keep once more
@@ -294,6 +295,32 @@ class LoopSearch(Search):
         body = first.followed_by(last, others, self._steps)
         return Variant((*lean.bodies[:number], body, *lean.bodies[number + 1 :]))
 
+    def without_small(self, candidate: Candidate) -> tuple[Candidate, int]:
+        """Returns a candidate whose scans stack the same but for small values, and how many bytes those take at most.
+
+        What is stored outside of the scans stays. So does all of a plan for them, of which there is one without small values
+        among `variants`; and all where a scan is cut into runs of steps, or split.
+        """
+        policy = candidate.policy
+        if not isinstance(policy, p.Loops) or isinstance(policy.outer, p.Values):
+            return candidate, 0
+        if any(part.run or part.steps for body in policy.bodies for part in body):
+            return candidate, 0
+        parts, most_bytes = list[p.Part](), 0
+        for program, (part,) in zip(self.subject.cut(policy).inner, policy.bodies, strict=True):
+            cut = next(reversed(program.cuts.values()), None)
+            if cut is not None and program.times > 1 and not cut.inner:
+                graph = cut.choice.graph
+                large = [v for v in cut.choice.kept if graph.value_of[v].size_bytes > graph.small_bytes]
+                small = (graph.value_of[v].size_bytes for v in cut.choice.kept.keys() - {*large})
+                most_bytes += program.times * sum(max(_PADDING * size, TILE_BYTES) for size in small)
+                host = [v for v in large if cut.choice.kept[v].host]
+                part = p.Part(_bare(graph, large, host))
+            parts.append(part)
+        if not most_bytes:
+            return candidate, 0
+        return self.of_policy(p.Loops(policy.outer, tuple((part,) for part in parts))), most_bytes
+
     def leanest(self) -> Candidate:
         """Returns the candidate that is expected to need the least."""
         found = super().leanest()
@@ -309,6 +336,11 @@ class LoopSearch(Search):
         kept = max(0, self._beside_inputs(limit_bytes))
         times = self._main.times
         return times * lower_bound(self._main_sets, kept / times, self._host_price)
+
+
+def _bare(graph: Graph, large: Sequence[Var], host: Collection[Var] = ()) -> p.Policy:
+    """Returns the policy that stores these values of a graph and no small ones; where there are none, the smallest of all."""
+    return exactly(graph, large or [min(graph.values, key=lambda value: value.size_bytes).var], host)
 
 
 def _contractions(count: FlopCount) -> int:

@@ -20,8 +20,6 @@ _LEAN = 4
 _WORTH = 0.001
 # The model's limit moves by at least this part.
 _RETREAT = 64
-# A small value takes as much as a tile of a TPU's memory, 8 by 128 words, at most.
-_TILE_BYTES = 4096
 # So many plans that failed by small values alone are asked for without them.
 _BARE = 2
 # Where nothing fits, and the smallest exceeds the limit by at most this part, so many that store one value more are asked for.
@@ -175,7 +173,7 @@ class _Rounds:
             if asked == _BARE or not self._is_worth(verdict.candidate):
                 break
             candidate, small = self._search.without_small(verdict.candidate)
-            may_fit = small > 0 and verdict.peak_bytes - small * _TILE_BYTES <= self._limit
+            may_fit = small > 0 and verdict.peak_bytes - small <= self._limit
             if may_fit and self._is_worth(candidate):
                 self._judge.ask(candidate)
                 asked += 1

@@ -21,6 +21,9 @@ from jaxremat.plan.subject import Picture, Subject
 # Limits are tried in steps of this part of the peak without rematerialization, from and to these parts of the limit.
 _GRID, _FROM, _TO = 200, 0.8, 1.05
 
+# A small value takes as much as a tile of a TPU's memory, 8 by 128 words, at most.
+TILE_BYTES = 4096
+
 # Where more than this part of the forward pass' contractions would run again or could meanwhile, several levels are tried.
 _MUCH = 0.5
 
@@ -202,19 +205,18 @@ class Search:
         return self.of_stored({n for n in stored if self.operations.place[n] in kept}.union(behind))
 
     def without_small(self, candidate: Candidate) -> tuple[Candidate, int]:
-        """Returns a candidate that stores the same but for small values, and how many those are.
+        """Returns a candidate that stores the same but for small values, and how many bytes those take at most.
 
-        They are worth storing, but there are many of them, and a compiler may give each a tile of memory. Of a function with
-        scans nothing is left out: what their bodies store is tried without small values anyway.
+        They are worth storing, but there are many of them, and a compiler may give each a tile of memory.
         """
-        if isinstance(candidate.policy, p.Everything) or self.subject.scans:
+        if isinstance(candidate.policy, p.Everything):
             return candidate, 0
         kept = candidate.choices[0][1].kept
         large = {v: mark for v, mark in kept.items() if self.graph.value_of[v].size_bytes > self.graph.small_bytes}
         policy = exactly(self.graph, list(large), {v for v, mark in large.items() if mark.host})
         if isinstance(policy, p.Values) and isinstance(candidate.policy, p.Values):
             policy = replace(policy, again=candidate.policy.again)
-        return self.of_policy(policy), len(kept) - len(large)
+        return self.of_policy(policy), (len(kept) - len(large)) * TILE_BYTES
 
     def with_one_more(self, candidate: Candidate, most: int) -> list[Candidate]:
         """Returns what a candidate stores with one value more, for at most so many of those that are recomputed.
