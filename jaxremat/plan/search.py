@@ -113,14 +113,14 @@ class Search:
         """
         step = max(1, self.everything.predicted_bytes // _GRID)
         near = [step * i for i in range(int(_FROM * limit_bytes) // step, int(_TO * limit_bytes) // step + 2)]
-        mixed = self._fitting(self._mixture, (*near, limit_bytes), limit_bytes)
+        mixed = self._first_fitting(sorted((*near, limit_bytes), reverse=True), limit_bytes)
         whole = (c for c in self._unmixed if c.predicted_bytes <= limit_bytes)
         found = best_of((mixed, *whole))
         if found is not None and found.order[0] < _MUCH * self.forward_contractions:
             return found
         # So much is recomputed, or goes to the host, or nothing fits at all, that a second time may be cheaper.
-        nested = self._fitting(self._nested, near, limit_bytes)
-        return best_of((found, nested))
+        nested = (c for limit in near if (c := self._nested(limit)) is not None and c.predicted_bytes <= limit_bytes)
+        return best_of((found, *nested))
 
     @cached_property
     def _unmixed(self) -> list[Candidate]:
@@ -133,12 +133,16 @@ class Search:
         found = [find(step * i) for find in (self._mixture, self._nested) for i in range(_GRID + 1)]
         return min((c for c in (*found, *self._unmixed) if c is not None), key=lambda c: (c.predicted_bytes, c.order))
 
-    def _fitting(
-        self, find: Callable[[int], Candidate | None], limits: Iterable[int], limit_bytes: int
-    ) -> Candidate | None:
-        found = (find(limit) for limit in limits)
-        fitting = (c for c in found if c is not None and c.predicted_bytes <= limit_bytes)
-        return min(fitting, key=lambda c: c.order, default=None)
+    def _first_fitting(self, falling_limits: Iterable[int], limit_bytes: int) -> Candidate | None:
+        """Returns the first mixture that fits, or what costs as much in less memory: under smaller limits none is cheaper."""
+        found = None
+        for limit in falling_limits:
+            candidate = self._mixture(limit)
+            if candidate is None or (found is not None and candidate.order[:2] > found.order[:2]):
+                break
+            if candidate.predicted_bytes <= limit_bytes:
+                found = best_of((found, candidate))
+        return found
 
     def _mixture(self, limit_bytes: int) -> Candidate | None:
         """What the programme over stretches finds under a limit."""

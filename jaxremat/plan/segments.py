@@ -7,8 +7,10 @@ by `Lifetimes`; that is its own affair alone, so that the best combination can b
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import neg
 
 from jaxremat.plan.cut import StoredSet
 from jaxremat.plan.lifetimes import Lifetimes
@@ -84,6 +86,7 @@ class Segments:
         self.operations = lifetimes.operations
         self.sets = [s.stored for s in sets]
         self.windows = self._windows()
+        self._by_place = sorted(range(self.operations.forward_values), key=self.operations.place.__getitem__)
         self.waists = self._waists()
         self._passing = {waist: self._passed(waist) for waist in self.waists[1:-1]}
         last = len(self.waists) - 1
@@ -158,10 +161,11 @@ class Segments:
         operations = self.operations
         start, end = self.waists[a], self.waists[b]
         is_last = b == len(self.waists) - 1
-        given = {n for n in range(operations.forward_values) if operations.place[n] <= start}
+        first, last = (bisect_right(self._by_place, place, key=operations.place.__getitem__) for place in (start, end))
+        given, inside = set(self._by_place[:first]), set(self._by_place[first:last])
         border = frozenset() if is_last else frozenset(operations.crossing[end]) - given
-        window = [t for t, newest in enumerate(self.windows) if start < newest and (newest <= end or is_last)]
-        inside = {n for n in range(operations.forward_values) if start < operations.place[n] <= end}
+        until = bisect_left(self.windows, -start, key=neg)
+        window = range(0 if is_last else bisect_left(self.windows, -end, key=neg), until)
         between = [self._passing[w] - given for w in self.waists[a + 1 : b] if not is_full]
         options = dict[tuple[frozenset[int], frozenset[int]], Option]()
         for stored in [*self.sets, frozenset[int]()]:
