@@ -104,7 +104,7 @@ def standard(search: Search) -> list[Candidate]:
     segments = (f"segments:{count}" for count in _SEGMENTS)
     scans = search.subject.scans
     # What is commonly done: the body of a scan is rematerialized, in runs or not, and the function round it is not.
-    inside = ["dots", "nothing", *(f"{run}*nothing" for run in search.runs)] if scans else []
+    inside = ["dots", "dots_no_batch", "nothing", *(f"{run}*nothing" for run in search.runs)] if scans else []
     bodies = [f"loops:everything{f'|{body}' * scans}" for body in inside]
     more = ["names:*"] if names else []
     if search.link is not None:
