@@ -13,7 +13,7 @@ A `Value` is one output of a forward equation, with the labels by which a policy
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -138,6 +138,22 @@ class Graph:
             types = [var.aval.str_short() for var in eqn.outvars]
             digest.update(f"{eqn.primitive.name} {reads} {types}\n".encode())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def repeated(self) -> frozenset[Var]:
+        """The forward values that an equation before computes as well; compilers make one of both."""
+        first = dict[Hashable, Sequence[Var]]()
+        same = dict[Var, Var]()
+        for eqn in self.forward:
+            reads = tuple(same.get(v, v) if isinstance(v, Var) else (str(v), v.aval.str_short()) for v in eqn.invars)
+            key = (eqn.primitive, reads, tuple(sorted(eqn.params.items(), key=lambda item: item[0])))
+            try:
+                outvars = first.setdefault(key, eqn.outvars)
+            except TypeError:  # parameters that cannot be compared
+                continue
+            if outvars is not eqn.outvars and not eqn.effects:
+                same.update(zip(eqn.outvars, outvars))
+        return frozenset(same)
 
     @cached_property
     def labels(self) -> dict[Var, Labels]:

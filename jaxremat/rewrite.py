@@ -22,7 +22,7 @@ from jaxremat import compat, pooled
 from jaxremat.choice import Choice
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxremat.fusion import CONTRACTIONS
-from jaxremat.graph import CONSTANTS, live, size_bytes
+from jaxremat.graph import CONSTANTS, Graph, live, size_bytes
 from jaxremat.inline import resolve, traced
 
 # Equations whose operands compilers prepare in arrays of their own (other layouts, padding, indices of maxima), which must wait
@@ -71,7 +71,7 @@ def backward_program(choice: Choice, zero: Sequence[bool], is_body: bool = False
             writer.write(eqn, index)
     gradients = {i: writer.result(g) for i, g in enumerate(graph.gradients) if g is not None and not writer.is_zero(g)}
     wanted = list(gradients.values())
-    eqns = live(writer.eqns, (v for v in wanted if isinstance(v, Var)))
+    eqns = _trimmed(live(writer.eqns, (v for v in wanted if isinstance(v, Var))), wanted)
     read = {v for eqn in eqns for v in eqn.invars if isinstance(v, Var)} | {v for v in wanted if isinstance(v, Var)}
     stored = [var for var in (*choice.kept, *graph.inputs) if writer.entry(var) in read]
     cotangents = [i for i, ct in enumerate(graph.cotangents) if ct is not None and ct in read]
@@ -112,6 +112,11 @@ class _Writer:
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         loops = (i for i, eqn in enumerate(graph.backward) if eqn.primitive.name in _LOOPS)
         self.last_loop = max(loops, default=-1)  # its index
+        # Small stored values by position; and for each equation the newest position that it or a later one reads.
+        self.small = {
+            v: graph.value_of[v].position for v, mark in choice.kept.items() if not (self._is_large(v) or mark.host)
+        }
+        self.newest = _newest(graph)
         self.fetched = dict[Var, Var]()  # offloaded values, back in device memory
         self.hosts = {
             var: compat.new_var(var.aval.update(memory_space=jax.memory.Space.Host))
@@ -344,13 +349,22 @@ class _Writer:
     def _open(self, frontier: Sequence[Var], gate_on: Var, like: JaxprEqn, unfinished: Collection[Var] = ()) -> None:
         """Opens a new gate: stored values that are there when a cotangent is and gradients are finished, and not before.
 
+        With what the recomputation starts from now pass the small stored values that what is recomputed later may read: a
+        compiler may write what is broadcast from them, and would share it with the forward pass.
+
         Inside of `shard_map` a barrier takes values that vary over the same axes of the mesh. A value that varies over
         fewer axes than the cotangent, such as a replicated weight, passes ungated.
         """
         if isinstance(self._narrowed(gate_on), Var):
             self.parts = list(filter(self._is_read_later, self.parts))
-            self.gate = self._passed(frontier, gate_on, like, (*self.parts, *unfinished))
+            self.gate = self._passed([*frontier, *self._along(frontier)], gate_on, like, (*self.parts, *unfinished))
             self.gates += 1
+
+    def _along(self, frontier: Collection[Var]) -> list[Var]:
+        """The small stored values behind the oldest of some stored values, but for those that nothing reads any more."""
+        oldest = min((self.graph.value_of[v].position for v in frontier if v in self.kept), default=-1)
+        newest = self.newest[self.index]
+        return [v for v, position in self.small.items() if oldest <= position <= newest and v not in frontier]
 
     def _passed(
         self, values: Sequence[Var], gate_on: Var, like: JaxprEqn, parts: Collection[Var] = ()
@@ -374,7 +388,8 @@ class _Writer:
             passed.update(zip(group, gate.outvars))
             self.names.update(zip(along, gate.outvars[len(group) :]))
             if axes == own_axes:
-                moving = self.names[moving] = gate.outvars[-1]
+                self.names[moving] = gate.outvars[-1]
+                moving = gate.outvars[-1]
         return passed
 
     def _now(self, parts: Iterable[Var]) -> list[Var]:
@@ -415,6 +430,31 @@ class _Writer:
 
 def _from_host(x: Any) -> Any:
     return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)
+
+
+def _newest(graph: Graph) -> list[int]:
+    """For every backward equation the newest position of a forward value that it or a later one reads, -1 for none."""
+    newest, found = -1, list[int]()
+    for eqn in reversed(graph.backward):
+        read = (graph.value_of[v].position for v in eqn.invars if isinstance(v, Var) and v in graph.value_of)
+        newest = max(newest, *read, -1)
+        found.append(newest)
+    return found[::-1]
+
+
+def _trimmed(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> list[JaxprEqn]:
+    """Returns the equations with no barrier on what nothing reads behind it, as long as it is on more than that."""
+    read = {v for v in wanted if isinstance(v, Var)}
+    found = list[JaxprEqn]()
+    for eqn in reversed(eqns):
+        if eqn.primitive.name == "optimization_barrier":
+            pairs = [(a, v) for a, v in zip(eqn.invars, eqn.outvars) if v in read]
+            if not pairs:
+                continue
+            eqn = eqn.replace(invars=[a for a, _ in pairs], outvars=[v for _, v in pairs])
+        read.update(v for v in eqn.invars if isinstance(v, Var))
+        found.append(eqn)
+    return found[::-1]
 
 
 def _ends(backward: Sequence[JaxprEqn]) -> dict[Var, Var]:

@@ -47,7 +47,7 @@ def named(jaxpr, name):
 
 def source(made_by, var):
     """The equation behind what only shows a value in another order."""
-    while var in made_by and made_by[var].primitive.name in ("transpose", "rev", "reshape"):
+    while var in made_by and made_by[var].primitive.name in ("transpose", "rev", "reshape", "stop_gradient"):
         var = made_by[var].invars[0]
     return made_by.get(var)
 
@@ -140,7 +140,46 @@ def test_what_follows_the_gradient_of_a_bias_waits_for_it():
         assert [v.aval.shape for v in barrier.outvars] == [(1, SIDE), (rows, SIDE)]
         waiting.add(barrier.outvars[1])
     weights = [eqn for eqn in named(jaxpr, "dot_general") if eqn.outvars[0].aval.shape == (SIDE, SIDE)]
-    assert {eqn.invars[0] for eqn in weights} == waiting
+    read = set()
+    for eqn in weights:
+        v = eqn.invars[0]
+        while v not in waiting:  # it may have passed the gate of a recomputation since
+            gate = made_by[v]
+            assert gate.primitive.name == "optimization_barrier"
+            v = gate.invars[gate.outvars.index(v)]
+        read.add(v)
+    assert read == waiting
+
+
+def test_what_reads_a_gate_reads_its_cotangent_from_behind_it():
+    """A compiler drops what nothing reads from a barrier: then the recomputation would not wait for the cotangent."""
+    args = [shapes(SIDE, SIDE)] * DEPTH, shapes(ROWS, SIDE)
+    jaxpr, _ = equations_of(dense, "nothing", *args)
+    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)}
+    gates = [eqn for eqn in named(jaxpr, "optimization_barrier") if len(eqn.outvars) > 1]
+    assert gates
+    for gate in gates:
+        assert read.union(jaxpr.outvars).issuperset(gate.outvars)
+
+
+def attention(ws, x):
+    for w in ws:
+        scores = x @ w @ x.T
+        maxima = jax.lax.stop_gradient(scores.max(1))
+        x = ((x @ w).T @ jnp.exp(scores - maxima[:, None]).T).T
+    return (x**2).sum()
+
+
+def test_small_values_pass_the_gate_behind_which_they_are_read():
+    """The maxima of rows are stored, and read when what follows them was recomputed and the gate is open.
+
+    Compilers may write what is broadcast from them, and would keep that if it were one with what the forward pass broadcast.
+    """
+    args = [shapes(SIDE, SIDE)] * DEPTH, shapes(ROWS, SIDE)
+    jaxpr, made_by = equations_of(attention, "segments:3", *args)
+    maxima = [eqn.invars[0] for eqn in named(jaxpr, "broadcast_in_dim") if eqn.outvars[0].aval.shape == (ROWS, 1)]
+    assert len(maxima) == DEPTH - 1  # the last segment is not run again
+    assert all(source(made_by, v).primitive.name == "optimization_barrier" for v in maxima)
 
 
 def gates_of_weights(rows, is_body):

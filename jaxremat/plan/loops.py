@@ -45,8 +45,14 @@ class Scan:
     @property
     def carried(self) -> Sequence[Var]:
         """The carry among the body's inputs, of which it is the last but for the slices."""
-        inputs = self.picture.graph.inputs
-        return inputs[len(inputs) - self.slices - self.carries : len(inputs) - self.slices]
+        return self.moving[: self.carries]
+
+    @property
+    def moving(self) -> Sequence[Var]:
+        """What changes from step to step among the body's inputs: the carry and the slices."""
+        graph = self.picture.graph
+        inputs = graph.inputs[: len(graph.inputs) - len(graph.constants)]
+        return inputs[len(inputs) - self.slices - self.carries :]
 
 
 @dataclass(frozen=True)
@@ -330,17 +336,27 @@ class LoopSearch(Search):
         return found
 
     def bound(self, limit_bytes: int) -> float:
-        """Returns the recomputation that no schedule within a limit can avoid in the scan that keeps most."""
+        """Returns the recomputation that no schedule within a limit can avoid in the scan that keeps most.
+
+        What is the same in every step of it is there once, if a compiler sees that.
+        """
         if self._main is None:
             return super().bound(limit_bytes)
         kept = max(0, self._beside_inputs(limit_bytes))
-        times = self._main.times
-        return times * lower_bound(self._main_sets, kept / times, self._host_price)
+        times, operations = self._main.times, self._main.picture.operations
+        free = operations.repeated_bytes + operations.unmoved_bytes(self._main.moving)
+        return times * lower_bound(self._main_sets, kept / times + free, self._host_price)
 
 
 def _bare(graph: Graph, large: Sequence[Var], host: Collection[Var] = ()) -> p.Policy:
-    """Returns the policy that stores these values of a graph and no small ones; where there are none, the smallest of all."""
-    return exactly(graph, large or [min(graph.values, key=lambda value: value.size_bytes).var], host)
+    """Returns the policy that stores these values of a graph and no small ones.
+
+    Where there are none it names one that the backward pass has no use for, which is then not stored; or the smallest.
+    """
+    if large:
+        return exactly(graph, large, host)
+    used = graph.ancestors(graph.read_backward)
+    return exactly(graph, [min(graph.values, key=lambda value: (value.index in used, value.size_bytes)).var])
 
 
 def _contractions(count: FlopCount) -> int:

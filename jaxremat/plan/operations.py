@@ -8,7 +8,7 @@ memory unless somebody needs all of it: a convolution, a matrix product, the cal
 the bytes that autodiff keeps and those that a compiler allots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -212,6 +212,26 @@ class Operations:
         """The forward values that the backward pass reads."""
         read = dict.fromkeys(n for op in self.backward for n in op.reads if n < self.forward_values)
         return tuple(read)
+
+    @cached_property
+    def repeated_bytes(self) -> int:
+        """The bytes of the forward values that an operation before computes as well: a compiler makes one of both."""
+        return self._own_bytes(self.graph.repeated)
+
+    def unmoved_bytes(self, moving: Collection[Var]) -> int:
+        """Returns the bytes of the forward values that depend on none of these inputs."""
+        moving = set(moving)
+        unmoved = list[Var]()
+        for eqn in self.graph.forward:
+            if any(isinstance(v, Var) and v in moving for v in eqn.invars):
+                moving.update(eqn.outvars)
+            else:
+                unmoved += eqn.outvars
+        return self._own_bytes(unmoved)
+
+    def _own_bytes(self, variables: Iterable[Var]) -> int:
+        numbers = {n for v in variables if (n := self._number.get(v)) is not None and n < self.forward_values}
+        return sum(self.sizes[n] for n in numbers)
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:

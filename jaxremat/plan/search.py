@@ -246,9 +246,11 @@ class Search:
     def bound(self, limit_bytes: int) -> float:
         """Returns the recomputation that no schedule within a limit can avoid, in the planner's objective.
 
-        All values that stand between the two passes are in use at the same time as the inputs.
+        All values that stand between the two passes are in use at the same time as the inputs; of equal ones a compiler
+        makes one.
         """
-        return lower_bound(self.sets, max(0, self._beside_inputs(limit_bytes)), self._host_price)
+        kept = max(0, self._beside_inputs(limit_bytes)) + self.operations.repeated_bytes
+        return lower_bound(self.sets, kept, self._host_price)
 
     def _beside_inputs(self, limit_bytes: int) -> int:
         """What a limit leaves beside the inputs, on all chips; what a compiler can put elsewhere counts as left."""

@@ -104,7 +104,8 @@ def standard(search: Search) -> list[Candidate]:
     segments = (f"segments:{count}" for count in _SEGMENTS)
     scans = search.subject.scans
     # What is commonly done: the body of a scan is rematerialized, in runs or not, and the function round it is not.
-    inside = ["dots", "dots_no_batch", "nothing", *(f"{run}*nothing" for run in search.runs)] if scans else []
+    runs = [f"{run}*{policy}" for policy in ("dots", "nothing") for run in search.runs]
+    inside = ["dots", "dots_no_batch", "nothing", *runs] if scans else []
     bodies = [f"loops:everything{f'|{body}' * scans}" for body in inside]
     more = ["names:*"] if names else []
     if search.link is not None:
