@@ -288,9 +288,7 @@ def test_a_policy_without_the_small_values_that_its_scan_would_stack(policy):
     kept, left = ([v.aval.shape for v in c.choices[1][1].kept] for c in (full, bare))
     product = [(ROWS, SIDE)]
     assert kept == product * policy.endswith("dots") + [(SIDE,)] * 4
-    assert left == (
-        product if policy.endswith("dots") else [(SIDE,)]
-    )  # a policy that stores nothing at all cannot be spelt
+    assert left == product * policy.endswith("dots")
     assert most_bytes == LENGTH * 4 * 4096
     assert isinstance(bare.policy, p.Loops)
     assert bare.policy.outer == p.Everything()
