@@ -11,7 +11,6 @@ its backward pass. Three kinds of equations come out, and the difference matters
 A `Value` is one output of a forward equation, with the labels by which a policy can find it.
 """
 
-import hashlib
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import numpy as np
 
 from jaxremat import compat
 from jaxremat.compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxremat.fingerprint import fingerprint
 from jaxremat.inline import inline, resolve
 from jaxremat.labels import Labels, labels_of
 
@@ -125,19 +125,9 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short digest of the program: its equations, their types and who reads whom; not the names of variables."""
-        digest = hashlib.sha256()
-        number = dict[Var, int]()
-        for var in (*self.inputs, *(v for v in self.cotangents if v is not None)):
-            number[var] = len(number)
-            digest.update(var.aval.str_short().encode())
-        for eqn in (*self.forward, *self.backward):
-            reads = [number.get(v, -1) if isinstance(v, Var) else -2 for v in eqn.invars]
-            for var in eqn.outvars:
-                number[var] = len(number)
-            types = [var.aval.str_short() for var in eqn.outvars]
-            digest.update(f"{eqn.primitive.name} {reads} {types}\n".encode())
-        return digest.hexdigest()[:16]
+        """A short digest of the program, forward and backward pass."""
+        given = (*self.inputs, *(v for v in self.cotangents if v is not None))
+        return fingerprint(given, (*self.forward, *self.backward))
 
     @cached_property
     def repeated(self) -> frozenset[Var]:

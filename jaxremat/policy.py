@@ -73,6 +73,10 @@ class Policy:
         """Returns the policy that is applied; of a plan the one that it found, of any other itself."""
         return self
 
+    def planned_for(self) -> str:
+        """Returns the fingerprint of the function that a plan was made for; empty for a policy that fits any."""
+        return ""
+
     def to_jax(self) -> Callable[..., Any]:
         """Returns the policy as an object for `jax.checkpoint(policy=...)` and `flax.linen.remat(policy=...)`.
 

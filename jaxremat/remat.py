@@ -23,6 +23,7 @@ from jaxremat.arguments import (
 )
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
+from jaxremat.fingerprint import fingerprint
 from jaxremat.inline import inline
 from jaxremat.program import Program
 from jaxremat.spelling import parse
@@ -79,7 +80,8 @@ def remat(
     """
     if not callable(f):
         raise TypeError(f"remat: needs a function; got {type(f).__name__}. Call it as jaxremat.remat(f, 'dots').")
-    policy = parse(policy).resolved()
+    given = parse(policy)
+    policy = given.resolved()
     if isinstance(policy, p.Budget):
         raise PolicyError(
             f"remat: needs a policy that says what is stored; got {policy}, which only says how much. "
@@ -87,7 +89,7 @@ def remat(
         )
     static_nums = tuple(static_argnums) if isinstance(static_argnums, Iterable) else (static_argnums,)
     static_names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    return update_wrapper(Rematerialized(f, policy, static_nums, static_names), f, updated=())
+    return update_wrapper(Rematerialized(f, policy, static_nums, static_names, given.planned_for()), f, updated=())
 
 
 class Rematerialized:
@@ -97,12 +99,18 @@ class Rematerialized:
         policy: what to store.
         static_argnums: positions of arguments that are not arrays.
         static_argnames: names of arguments that are not arrays.
+        planned: the fingerprint of the program that the policy was planned for; empty where it is for any.
     """
 
     def __init__(
-        self, f: Callable[..., Any], policy: p.Policy, static_argnums: tuple[int, ...], static_argnames: tuple[str, ...]
+        self,
+        f: Callable[..., Any],
+        policy: p.Policy,
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
+        planned: str = "",
     ) -> None:
-        self._f, self.policy = f, policy
+        self._f, self.policy, self.planned = f, policy, planned
         self.static_argnums, self.static_argnames = static_arguments(f, static_argnums, static_argnames)
         self._programs = dict[Any, tuple[Program, Any]]()
         self._warned = set[str]()
@@ -110,6 +118,8 @@ class Rematerialized:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
         if isinstance(self.policy, p.Everything):
+            if self.planned:
+                self.program(*args, **kwargs)  # refuses what it was not planned for
             return self._f(*args, **kwargs)
         program, out_tree, leaves = self.program(*args, **kwargs)
         return jax.tree.unflatten(out_tree, program(leaves))
@@ -164,6 +174,12 @@ class Rematerialized:
         closed = jax.make_jaxpr(flat)(*leaves)
         check_effects(closed, self._f)
         function, closed_over = compat.hoisted(closed)
+        found = fingerprint(function.jaxpr.invars, function.jaxpr.eqns) if self.planned else ""
+        if found != self.planned:
+            raise PolicyError(
+                f"remat: this plan was made for the program {self.planned}; the wrapped function is {found}: its code, its "
+                "arguments' shapes or the version of JAX differ. Plan again, or give the policy that the plan chose: plan.policy."
+            )
         return (Program(function, closed_over, self.policy, warned=self._warned), out_tree), bool(closed_over)
 
 

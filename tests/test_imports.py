@@ -20,6 +20,7 @@ ORDER = [
     "naming",
     "compat",
     "labels",
+    "fingerprint",
     "inline",
     "fusion",
     "graph",

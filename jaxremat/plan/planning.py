@@ -129,6 +129,7 @@ def _plan(
         search_seconds=search_seconds,
         versions=package_versions(work.chip.kind),
         note=note,
+        program=search.subject.fingerprint,
     )
 
 

@@ -85,6 +85,7 @@ class Plan(Policy):
         versions: of the packages that the compiled figures depend on.
         note: what the user should know about this plan, in a sentence; often empty.
         host_bytes: what is kept in host memory; by the trace.
+        program: the fingerprint of the function that was planned: another one refuses the plan.
     """
 
     policy: Policy
@@ -106,6 +107,7 @@ class Plan(Policy):
     versions: Mapping[str, str]
     note: str = field(default="")
     host_bytes: int = 0
+    program: str = ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.to_json() == other.to_json()
@@ -119,6 +121,10 @@ class Plan(Policy):
     def resolved(self) -> Policy:
         """Returns the policy that `remat` applies."""
         return self.policy
+
+    def planned_for(self) -> str:
+        """Returns the fingerprint of the function that was planned."""
+        return self.program
 
     @property
     def gap(self) -> float:
@@ -210,8 +216,9 @@ def load_plan(path: str | Path) -> Plan:
         PolicyError: the file holds no plan.
         OSError: it cannot be read.
     """
-    text = Path(path).read_text(encoding="utf-8")
+    content = Path(path).read_bytes()
     try:
+        text = content.decode()
         document: dict[str, Any] = json.loads(text)
         if document.pop("format") != _FORMAT:
             raise ValueError("it has another format")

@@ -10,6 +10,7 @@ from jaxremat.arguments import name_of
 from jaxremat.choice import Choice, choose
 from jaxremat.compat import ClosedJaxpr
 from jaxremat.errors import PolicyError
+from jaxremat.fingerprint import fingerprint
 from jaxremat.flops import FlopCount, count_equation
 from jaxremat.graph import Graph
 from jaxremat.inline import inline
@@ -55,6 +56,11 @@ class Subject:
     def graph(self) -> Graph:
         """The graph with its scans in one piece: that whose values `values:` policies count."""
         return self._program(_ANYTHING).trace(self._flags)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the function, whatever is differentiated."""
+        return fingerprint(self.function.jaxpr.invars, self.function.jaxpr.eqns)
 
     @cached_property
     def carries(self) -> list[tuple[int, int]]:
