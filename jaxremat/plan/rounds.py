@@ -16,6 +16,9 @@ _NUDGES, _NUDGE = 10, 8192
 _HALVINGS = 8
 # So many standard policies that are expected to need little are asked where nothing has fitted.
 _LEAN = 4
+# Those that would be better are asked even where they are expected to exceed the limit by this part: some compilers put values
+# into the memory of results that are not there yet, which the model does not picture.
+_NEARLY = 16
 # Another round must promise to save at least this part of a forward pass.
 _WORTH = 0.001
 # The model's limit moves by at least this part.
@@ -155,7 +158,7 @@ class _Rounds:
         # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
         beyond = min(map(_beyond, self.verdicts))
         known = standard(self._search)
-        most = self._limit + self._limit // _RETREAT - min(beyond, 0)
+        most = self._limit + self._limit // _NEARLY - min(beyond, 0)
         for candidate in known:
             hopeful = candidate.predicted_bytes <= most or not self._judge.compiles
             if hopeful and (self.fit is None or candidate.order < self.fit.candidate.order):
