@@ -117,7 +117,8 @@ def labels_of(eqn: JaxprEqn) -> Labels:
     primitive = eqn.primitive.name
     called = tuple(dict.fromkeys(called_names(eqn)))
     field = PRIMITIVE_OPS.get(primitive)
-    path = "/".join(scope for scope in compat.scopes(eqn) if not _CALL.fullmatch(scope))
+    # jnp.einsum names a scope by its formula.
+    path = "/".join(scope for scope in compat.scopes(eqn) if not (_CALL.fullmatch(scope) or "->" in scope))
     telling = field or next((name for name in called if name in CALLED_OPS), primitive)
     return Labels(telling, frozenset({primitive, *called, *((field,) if field else ())}), path)
 

@@ -317,7 +317,10 @@ class Budget(Policy):
             or (isinstance(amount, float) and 0 < amount <= 1)
         )
         if not good:
-            raise PolicyError(f"budget: needs a size such as 2GiB, 500MB, 60% (at most 100%) or fits; got {amount!r}.")
+            raise PolicyError(
+                "budget: needs a size such as 2GiB, 500MB, 60% (at most 100%) or fits; in Python also bytes as an int above 0, or a "
+                f"part of the peak without remat as a float up to 1; got {amount!r}."
+            )
 
     def __str__(self) -> str:
         if isinstance(self.amount, str):

@@ -186,10 +186,13 @@ def _parse_position(text: str) -> int:
 
 def _parse_amount(text: str) -> int | float | str:
     text = text.strip()
-    if text == "fits":
-        return text
+    if text.lower() == "fits":
+        return "fits"
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
-        return float(match.group(1)) / 100
+        part = float(match.group(1)) / 100
+        if not 0 < part <= 1:
+            raise PolicyError(f"budget: needs more than 0% and at most 100% of the peak without remat; got {text!r}.")
+        return part
     try:
         return parse_size(text)
     except PolicyError:

@@ -5,11 +5,13 @@ import json
 import jax
 import jax.experimental
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from programs import counts, kept
+from programs import counts, kept, same
 
 import jaxremat
 from jaxremat import policy as p
+from jaxremat.fingerprint import fingerprint
 from jaxremat.plan.result import short
 
 ROWS, SIDE, DEPTH = 256, 32, 8
@@ -74,8 +76,14 @@ def test_files_that_hold_no_plan(found, tmp_path, loss):
 def test_files_that_are_not_there(found, tmp_path):
     with pytest.raises(FileNotFoundError):
         jaxremat.load_plan(tmp_path / "plan.json")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"no such directory.*nowhere"):
         found.save(tmp_path / "nowhere" / "plan.json")
+    with pytest.raises(IsADirectoryError, match="needs the path of a file"):
+        found.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "plan.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(jaxremat.PolicyError, match=r"plan\.json holds no plan"):
+        jaxremat.load_plan(tmp_path / "plan.json")
 
 
 def test_a_plan_is_a_policy(found):
@@ -124,6 +132,58 @@ def test_plans_of_other_programs_are_refused(found):
         jax.grad(jaxremat.remat(layers, found), 1)(ws, x)
     with pytest.raises(jaxremat.PolicyError, match="Plan again"):
         jax.grad(jaxremat.remat(lambda ws, x: jnp.sin(layers(ws, x)), found))(ws, x)
+
+
+def test_plans_that_chose_a_policy_for_any_program_know_theirs(tmp_path):
+    ws, x = data()
+    found = jaxremat.plan(layers, *shapes(), budget="100%", compile=False)
+    assert found.policy == jaxremat.parse("everything")
+    found.save(tmp_path / "plan.json")
+    loaded = jaxremat.load_plan(tmp_path / "plan.json")
+    same(jax.grad(jaxremat.remat(layers, loaded))(ws, x), jax.grad(layers)(ws, x))
+    with pytest.raises(
+        jaxremat.PolicyError, match=r"this plan was made for the program .* Plan again, or give .*plan\.policy"
+    ):
+        jax.grad(jaxremat.remat(layers, loaded))(ws, x[:10])
+    jax.grad(jaxremat.remat(layers, loaded.policy))(ws, x[:10])
+
+
+def test_a_body_that_is_not_differentiated_is_part_of_the_program():
+    """Two programs of equal values that store alike and need different amounts of memory."""
+
+    def wide(size):
+        def loss(w, x):
+            def step(carry):
+                i, u = carry
+                return i + 1, jnp.tanh(u @ jnp.full((4, size), 0.01)) @ jnp.full((size, 4), 0.01)
+
+            u = jax.lax.while_loop(lambda carry: carry[0] < 3, step, (0, jax.lax.stop_gradient(x)))[1]
+            return (jnp.tanh(x @ w) * u).sum()
+
+        return jax.make_jaxpr(loss)(jnp.ones((4, 4)), jnp.ones((8, 4))).jaxpr
+
+    digests = [fingerprint(jaxpr.invars, jaxpr.eqns) for jaxpr in (wide(8), wide(8), wide(1024))]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_loss_that_has_a_policy_or_a_flag():
+    ws, x = shapes()
+    with pytest.raises(jaxremat.PolicyError, match="layers is wrapped with segments:2 already"):
+        jaxremat.plan(jaxremat.remat(layers, "segments:2"), ws, x, budget="75%", compile=False)
+
+    def flagged(ws, x, train):
+        return layers(ws, x) if train else 0.0
+
+    with pytest.raises(TypeError, match=r"Make it static.*To plan it, .* functools\.partial"):
+        jaxremat.plan(flagged, ws, x, True, budget="75%", compile=False)
+    static = jaxremat.remat(flagged, "everything", static_argnames="train")
+    found = jaxremat.plan(static, ws, x, True, budget="75%", compile=False)
+    jax.grad(jaxremat.remat(flagged, found, static_argnames="train"))(*data(), True)
+
+
+@pytest.mark.parametrize("budget", [np.int64(10**9), np.float32(0.75), "FITS", " 75% "])
+def test_budgets_in_other_words(budget):
+    assert jaxremat.plan(layers, *shapes(), budget=budget, compile=False).predicted_bytes > 0
 
 
 @pytest.mark.parametrize(

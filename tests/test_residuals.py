@@ -246,3 +246,14 @@ def test_activations_are_not_small_beside_logits():
     # The products of twelve layers, and the logits.
     assert sum(row.kept_bytes == activation for row in dots.rows) == layers
     assert sum(row.kept_bytes == 512 * activation for row in dots.rows) == 1
+
+
+def test_the_formula_of_an_einsum_is_no_module():
+    """jnp.einsum opens a scope of that name."""
+
+    def loss(a, b):
+        with jax.named_scope("attention"):
+            return (jnp.tanh(jnp.einsum("ij,jk->ik", a, b)) ** 2).sum()
+
+    table = jaxremat.residuals(jaxremat.remat(loss, "dots"), jnp.ones((8, 8)), jnp.ones((8, 8)))
+    assert {row.path for row in table.rows} - {""} == {"attention"}

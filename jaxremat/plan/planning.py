@@ -4,6 +4,8 @@ import time
 import warnings
 from collections import Counter
 
+import numpy as np
+
 from jaxremat import policy as p
 from jaxremat.compat import Var
 from jaxremat.errors import PolicyError, RematWarning
@@ -49,9 +51,10 @@ def amount_of(budget: int | float | str) -> int | float | str:
         PolicyError: it is none.
     """
     if isinstance(budget, str):
-        policy = parse(f"budget:{budget.removeprefix('budget:')}")
+        text = budget.removeprefix("budget:").strip()
+        policy = parse(f"budget:{text}") if text else p.Budget(budget)
     else:
-        policy = p.Budget(budget)
+        policy = p.Budget(budget.item() if isinstance(budget, np.integer | np.floating) else budget)
     assert isinstance(policy, p.Budget)
     return policy.amount
 

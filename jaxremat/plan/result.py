@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -150,6 +151,10 @@ class Plan(Policy):
             OSError: the file cannot be written.
         """
         path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "Plan.save: there is no such directory", str(path.parent))
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Plan.save: needs the path of a file; this is a directory", str(path))
         part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # no other writer's
         try:
             part.write_text(self.to_json() + "\n", encoding="utf-8")

@@ -43,7 +43,20 @@ class Subject:
         self, loss: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], argnums: int | Sequence[int]
     ) -> None:
         function: Any = loss if isinstance(loss, Rematerialized) else remat(loss, p.Nothing())
-        traced, _, _ = function.program(*args, **kwargs)
+        if isinstance(loss, Rematerialized) and not isinstance(loss.policy, p.Everything):
+            raise PolicyError(
+                f"plan: needs a function without a policy; {name_of(loss)} is wrapped with {loss.policy!s:.60} already. Give it as it "
+                "was before, or remat(loss, 'everything', ...) where it has static arguments."
+            )
+        try:
+            traced, _, _ = function.program(*args, **kwargs)
+        except TypeError as error:
+            if "static" not in str(error):
+                raise
+            raise TypeError(
+                f"{error} To plan it, give its static arguments first: functools.partial(loss, ...); or say which they are: "
+                "remat(loss, 'everything', static_argnames=...)."
+            ) from None
         self.function: ClosedJaxpr = traced.function
         self._closed_over = traced.closed_over
         self._flags = perturbed_inputs(function, traced, args, kwargs, argnums)
