@@ -48,9 +48,9 @@ def program(recipe):
     return loss
 
 
-def search_of(loss, *args, argnums=0, platform="cpu", cost=lambda operation: operation.flops, link=None):
+def search_of(loss, *args, argnums=0, platform="cpu", cost=lambda operation: operation.flops, link=None, by_cost=False):
     """The search for a function, with floating point operations as its objective."""
-    return make_search(Subject(loss, args, {}, argnums), cost, platform, link=link)
+    return make_search(Subject(loss, args, {}, argnums), cost, platform, link=link, by_cost=by_cost)
 
 
 def subsets(count):

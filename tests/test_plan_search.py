@@ -46,6 +46,25 @@ def test_no_stored_set_is_better_than_what_the_search_finds(recipe):
     assert search.leanest().predicted_bytes <= min(c.predicted_bytes for c in candidates.values())
 
 
+@given(recipe=st.lists(recipes, min_size=4, max_size=6), by_bytes=st.booleans())
+@settings(max_examples=15)
+def test_what_the_objective_weighs_decides(recipe, by_bytes):
+    """No mixture that fits costs less in the objective than what is found, whatever it recomputes of products."""
+    cost = (lambda operation: operation.moved_bytes) if by_bytes else flops
+    loss = program([step for part in recipe for step in part])
+    search = search_of(loss, MATRIX, MATRIX, argnums=(0, 1), cost=cost, by_cost=by_bytes)
+    peak = search.everything.predicted_bytes
+    mixtures = [c for limit in range(0, peak + 1, peak // 50) if (c := search._mixture(limit)) is not None]
+    for limit in (peak * 6 // 10, peak * 8 // 10, peak * 9 // 10):
+        fitting = [c for c in mixtures if c.predicted_bytes <= limit]
+        if fitting:
+            found = search.best(limit)
+            assert found is not None
+            assert found.order[:2] <= min(c.order[:2] for c in fitting)
+            if by_bytes:
+                assert found.cost <= min(c.cost for c in fitting)
+
+
 def test_waists_and_cuts_alone_would_pass_by_the_best_set():
     """Why few values are searched exhaustively: here the mixture of minimum cuts recomputes more than it must."""
     loss = program([("tanh", -1, 1), ("exp", -1, 2), ("multiply", 3, 2)])

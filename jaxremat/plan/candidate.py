@@ -19,6 +19,7 @@ class Candidate:
         cost: of that, in the planner's objective.
         host_bytes: what is kept in host memory.
         transfer_flops: the operations that the target could do while that goes there and back.
+        by_cost: the objective decides between candidates; else contractions do, and the objective between equals.
         choices: what is stored and recomputed, in the function and in the bodies of its scans, with how often each runs.
     """
 
@@ -28,6 +29,7 @@ class Candidate:
     cost: float
     host_bytes: int = 0
     transfer_flops: float = 0.0
+    by_cost: bool = False
     choices: tuple[tuple[int, Choice], ...] = field(default=(), repr=False, compare=False)
 
     @property
@@ -44,9 +46,12 @@ class Candidate:
     def order(self) -> tuple[float, ...]:
         """What makes one candidate better than another: contractions run again, then all else, then memory.
 
-        What goes to the host counts as the contractions that the time for it would do.
+        What goes to the host counts as the contractions that the time for it would do. Under objectives other than operations
+        the cost comes first.
         """
-        return (self.contraction_flops + self.transfer_flops, self.cost, self.predicted_bytes)
+        contractions = self.contraction_flops + self.transfer_flops
+        first = (self.cost, contractions) if self.by_cost else (contractions, self.cost)
+        return (*first, self.predicted_bytes)
 
 
 def best_of(candidates: Iterable[Candidate | None]) -> Candidate | None:

@@ -20,17 +20,18 @@ class ExhaustiveSearch(Search):
     @cached_property
     def _curve(self) -> list[Candidate]:
         """The candidates that no other one beats in both predicted peak and recomputation, by rising peak."""
-        weighed = list[tuple[int, int, float, frozenset[int]]]()
+        weighed = list[tuple[int, tuple[float, float], frozenset[int]]]()
         for stored, again in self._sets():
             operations = [self.operations.forward[position] for position in again]
             contractions = sum(operation.contraction_flops for operation in operations)
             cost = sum(map(self._cost, operations))
-            weighed.append((self.lifetimes.peak_bytes(stored), contractions, cost, stored))
+            order = (cost, contractions) if self._by_cost else (contractions, cost)
+            weighed.append((self.lifetimes.peak_bytes(stored), order, stored))
         curve = list[Candidate]()
         least = (float("inf"), float("inf"))
-        for _, contractions, cost, stored in sorted(weighed, key=lambda w: w[:3]):
-            if (contractions, cost) < least:
-                least = (contractions, cost)
+        for _, order, stored in sorted(weighed, key=lambda w: w[:2]):
+            if order < least:
+                least = order
                 curve.append(self.of_stored(stored))
         return curve
 

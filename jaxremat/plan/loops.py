@@ -62,7 +62,8 @@ class Body:
     Attributes:
         parts: as in `policy.Loops`.
         stored_bytes: what all steps keep in device memory until the backward pass begins, at least; their carries, too.
-        floor: the contractions that run again, with what goes to the host counted as such, and the cost of it all, at least.
+        floor: what comes first in `Candidate.order`, at least: the contractions that run again, with what goes to the host counted
+            as such, and the cost of it all, or the other way round.
     """
 
     parts: tuple[p.Part, ...]
@@ -120,8 +121,9 @@ class LoopSearch(Search):
         platform: str,
         chips: int = 1,
         link: Link | None = None,
+        by_cost: bool = False,
     ) -> None:
-        super().__init__(subject, cost, platform, (), chips, link)
+        super().__init__(subject, cost, platform, (), chips, link, by_cost)
         probe = subject.cut(p.Loops(p.Nothing(), ((p.Part(p.Nothing()),),) * subject.scans))
         self._scans = [
             Scan(program.times, *carries, Picture(list(program.cuts.values())[-1], cost, platform, link))
@@ -224,12 +226,13 @@ class LoopSearch(Search):
         stored_bytes = (run or times) * (choice.stored_bytes - on_host + carried) + (
             times // run * carried if run else 0
         )
-        return Body((p.Part(policy, run),), stored_bytes, (times * contractions, times * cost))
+        floor = (cost, contractions) if self._by_cost else (contractions, cost)
+        return Body((p.Part(policy, run),), stored_bytes, (times * floor[0], times * floor[1]))
 
     def _search(self, variant: Variant) -> Search:
         if variant.policies not in self._searches:
             self._searches[variant.policies] = Search(
-                self.subject, self._cost, self._platform, variant.policies, self._chips, self.link
+                self.subject, self._cost, self._platform, variant.policies, self._chips, self.link, self._by_cost
             )
         return self._searches[variant.policies]
 
@@ -369,11 +372,12 @@ def make_search(
     platform: str,
     chips: int = 1,
     link: Link | None = None,
+    by_cost: bool = False,
 ) -> Search:
     """Returns the search for a function: with scans, of few values, or of many."""
     if subject.scans:
-        return LoopSearch(subject, cost, platform, chips, link)
-    search = Search(subject, cost, platform, chips=chips, link=link)
+        return LoopSearch(subject, cost, platform, chips, link, by_cost)
+    search = Search(subject, cost, platform, chips=chips, link=link, by_cost=by_cost)
     if search.operations.forward_values <= MOST_VALUES:
-        return ExhaustiveSearch(subject, cost, platform, chips=chips, link=link)
+        return ExhaustiveSearch(subject, cost, platform, chips=chips, link=link, by_cost=by_cost)
     return search

@@ -40,6 +40,7 @@ class Search:
         bodies: what is stored inside of its scans; nothing is decided there where there is none.
         chips: over how many the program is laid out; all sizes are divided by them.
         link: what keeping a byte in host memory costs; None where nothing is kept there.
+        by_cost: as of `Candidate`.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Search:
         bodies: Bodies = (),
         chips: int = 1,
         link: Link | None = None,
+        by_cost: bool = False,
     ) -> None:
+        self._by_cost = by_cost
         self._cost, self._platform, self._bodies, self._chips, self.link = cost, platform, bodies, chips, link
         self._host_price = None if link is None else link.cost
         self.subject = subject
         base = p.Loops(p.Nothing(), bodies) if bodies else p.Values((0,))
-        self.picture = Picture(subject.cut(base), cost, platform, link)
+        self.picture = Picture(subject.cut(base), cost, platform, link, by_cost)
         self.graph, self.operations = self.picture.graph, self.picture.operations
         self.lifetimes = self.picture.lifetimes
         self.sets = stored_sets(self.operations, cost, self._host_price)
@@ -103,7 +106,7 @@ class Search:
         """No rematerialization."""
         empty = choose(self.graph, p.Everything())
         peak = self.lifetimes.without_remat() // self._chips
-        return Candidate(p.Everything(), peak, FlopCount(), 0.0, choices=((1, empty),))
+        return Candidate(p.Everything(), peak, FlopCount(), 0.0, by_cost=self._by_cost, choices=((1, empty),))
 
     def best(self, limit_bytes: int) -> Candidate | None:
         """Returns the cheapest candidate that is expected to stay within a limit; None where there is none.
@@ -116,7 +119,8 @@ class Search:
         mixed = self._first_fitting(sorted((*near, limit_bytes), reverse=True), limit_bytes)
         whole = (c for c in self._unmixed if c.predicted_bytes <= limit_bytes)
         found = best_of((mixed, *whole))
-        if found is not None and found.order[0] < _MUCH * self.forward_contractions:
+        all_forward = self.forward_cost if self._by_cost else self.forward_contractions
+        if found is not None and found.order[0] < _MUCH * all_forward:
             return found
         # So much is recomputed, or goes to the host, or nothing fits at all, that a second time may be cheaper.
         nested = (c for limit in near if (c := self._nested(limit)) is not None and c.predicted_bytes <= limit_bytes)
@@ -189,7 +193,7 @@ class Search:
             return self.everything
         if not self.subject.scans:
             return self._on_one_chip(self.picture.candidate(choose(self.graph, policy), policy))
-        picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link)
+        picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link, self._by_cost)
         return self._on_one_chip(picture.candidate(picture.choice, policy))
 
     def but_for_the_last(self, policy: p.Policy, every: int = 1) -> Candidate:

@@ -114,12 +114,19 @@ class Picture:
         inside: the pictures of the bodies, and how often each runs.
     """
 
-    def __init__(self, cut: Cut, cost: Callable[[Operation], float], platform: str, link: Link | None = None) -> None:
-        self._cost, self._link = cost, link
+    def __init__(
+        self,
+        cut: Cut,
+        cost: Callable[[Operation], float],
+        platform: str,
+        link: Link | None = None,
+        by_cost: bool = False,
+    ) -> None:
+        self._cost, self._link, self._by_cost = cost, link, by_cost
         self.choice = cut.choice
         self.graph = cut.choice.graph
         self.inside = [
-            (program.times, Picture(last, cost, platform, link))
+            (program.times, Picture(last, cost, platform, link, by_cost))
             for program in cut.inner
             for last in list(program.cuts.values())[-1:]
         ]
@@ -198,6 +205,7 @@ class Picture:
             self.cost(choice),
             host_bytes,
             host_bytes * self._link.flops if self._link is not None else 0.0,
+            self._by_cost,
             tuple(self.choices(choice)),
         )
 

@@ -85,7 +85,7 @@ def task(
             "(the function that calls it, its arguments)."
         )
     link = link_of(objective, chip) if offload else None
-    search = make_search(subject, cost, platform, max(1, chip.chips), link)
+    search = make_search(subject, cost, platform, max(1, chip.chips), link, by_cost=objective != "flops")
     asked = {argnums} if isinstance(argnums, int) else set(argnums)
     leaves = [leaf for i in asked for leaf in jax.tree.leaves(args[i])]
     # A key of random numbers has a dtype without a size.
