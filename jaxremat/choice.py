@@ -77,6 +77,12 @@ class Choice:
         """The bytes that are kept from the forward pass for the backward pass, beside the function's inputs."""
         return sum(self.graph.value_of[var].size_bytes for var in self.kept)
 
+    @cached_property
+    def large(self) -> Mapping[Var, Mark]:
+        """Those of the stored values that are not small, with their marks."""
+        graph = self.graph
+        return {v: mark for v, mark in self.kept.items() if graph.value_of[v].size_bytes > graph.small_bytes}
+
     def on_device(self) -> "Choice":
         """Returns the choice that stores on the device what this one stores in host memory."""
         return replace(self, kept={var: replace(mark, host=False) for var, mark in self.kept.items()})

@@ -55,8 +55,7 @@ def _layers(choice: Choice) -> list[str]:
 def _recomputed_at_once(choice: Choice) -> Iterator[str]:
     """A loss is a whole function: its backward pass begins where its forward pass ended."""
     is_loss = all(ct is None or size_bytes(ct.aval) <= 8 for ct in choice.graph.cotangents)
-    large = [v for v in choice.kept if choice.graph.value_of[v].size_bytes > choice.graph.small_bytes]
-    if isinstance(choice.policy, p.Nothing) and is_loss and not large and len(_layers(choice)) >= _FEW_LAYERS:
+    if isinstance(choice.policy, p.Nothing) and is_loss and not choice.large and len(_layers(choice)) >= _FEW_LAYERS:
         yield (
             "nothing: the wrapped function returns a scalar, so it is a whole loss, and all of it is recomputed as soon as it "
             f"has ended ({len(_layers(choice))} matrix products and convolutions): the peak does not fall. Wrap each block, "

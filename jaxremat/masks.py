@@ -20,8 +20,7 @@ def made_beside(choice: Choice) -> dict[Var, Var]:
     graph, policy = choice.graph, choice.policy
     if not isinstance(policy.outer if isinstance(policy, p.Loops) else policy, p.Values):
         return {}
-    large = (v for v in choice.kept if graph.value_of[v].size_bytes > graph.small_bytes)
-    masks = [v for v in large if graph.maker[v] not in graph.primal]
+    masks = [v for v in choice.large if graph.maker[v] not in graph.primal]
     found = dict[Var, Var]()
     for mask in masks:
         written = _written_sources(choice, mask)

@@ -126,7 +126,7 @@ def test_equal_plans_do_not_trace_twice(found, tmp_path):
 
 def test_plans_of_other_programs_are_refused(found):
     ws, x = data()
-    with pytest.raises(jaxremat.PolicyError, match=r"was made for the program .* Plan again"):
+    with pytest.raises(jaxremat.PolicyError, match=r"this plan was made for the program .* Plan again"):
         jax.grad(jaxremat.remat(layers, found))(ws, x[:10])
     with pytest.raises(jaxremat.PolicyError, match="what is differentiated"):
         jax.grad(jaxremat.remat(layers, found), 1)(ws, x)

@@ -154,12 +154,17 @@ def test_what_follows_the_gradient_of_a_bias_waits_for_it():
 def test_what_reads_a_gate_reads_its_cotangent_from_behind_it():
     """A compiler drops what nothing reads from a barrier: then the recomputation would not wait for the cotangent."""
     args = [shapes(SIDE, SIDE)] * DEPTH, shapes(ROWS, SIDE)
-    jaxpr, _ = equations_of(dense, "nothing", *args)
+    jaxpr, _ = equations_of(dense, "segments:3", *args)
     read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)}
     gates = [eqn for eqn in named(jaxpr, "optimization_barrier") if len(eqn.outvars) > 1]
     assert gates
+    moving = {jaxpr.invars[-1]}  # the cotangent, and what depends on it: the stored values and inputs come before
+    for eqn in jaxpr.eqns:
+        if moving.intersection(v for v in eqn.invars if isinstance(v, compat.Var)):
+            moving.update(eqn.outvars)
     for gate in gates:
         assert read.union(jaxpr.outvars).issuperset(gate.outvars)
+        assert moving.intersection(gate.invars)
 
 
 def attention(ws, x):

@@ -50,8 +50,12 @@ class Candidate:
         the cost comes first.
         """
         contractions = self.contraction_flops + self.transfer_flops
-        first = (self.cost, contractions) if self.by_cost else (contractions, self.cost)
-        return (*first, self.predicted_bytes)
+        return (*ranked(contractions, self.cost, self.by_cost), self.predicted_bytes)
+
+
+def ranked(contractions: float, cost: float, by_cost: bool) -> tuple[float, float]:
+    """Returns what comes first in `Candidate.order`."""
+    return (cost, contractions) if by_cost else (contractions, cost)
 
 
 def best_of(candidates: Iterable[Candidate | None]) -> Candidate | None:

@@ -8,7 +8,7 @@ in values which nobody would read are one, and at most 2^12 are left.
 from collections.abc import Iterator
 from functools import cached_property
 
-from jaxremat.plan.candidate import Candidate, best_of
+from jaxremat.plan.candidate import Candidate, best_of, ranked
 from jaxremat.plan.search import Search
 
 MOST_VALUES = 12
@@ -25,7 +25,7 @@ class ExhaustiveSearch(Search):
             operations = [self.operations.forward[position] for position in again]
             contractions = sum(operation.contraction_flops for operation in operations)
             cost = sum(map(self._cost, operations))
-            order = (cost, contractions) if self._by_cost else (contractions, cost)
+            order = ranked(contractions, cost, self._by_cost)
             weighed.append((self.lifetimes.peak_bytes(stored), order, stored))
         curve = list[Candidate]()
         least = (float("inf"), float("inf"))

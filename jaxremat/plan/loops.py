@@ -18,7 +18,7 @@ from jaxremat.compat import Var
 from jaxremat.flops import FlopCount
 from jaxremat.graph import Graph, size_bytes
 from jaxremat.inline import inline
-from jaxremat.plan.candidate import Candidate, best_of
+from jaxremat.plan.candidate import Candidate, best_of, ranked
 from jaxremat.plan.cut import StoredSet, lower_bound, stored_sets
 from jaxremat.plan.exhaustive import MOST_VALUES, ExhaustiveSearch
 from jaxremat.plan.objective import Link
@@ -226,8 +226,7 @@ class LoopSearch(Search):
         stored_bytes = (run or times) * (choice.stored_bytes - on_host + carried) + (
             times // run * carried if run else 0
         )
-        floor = (cost, contractions) if self._by_cost else (contractions, cost)
-        return Body((p.Part(policy, run),), stored_bytes, (times * floor[0], times * floor[1]))
+        return Body((p.Part(policy, run),), stored_bytes, ranked(times * contractions, times * cost, self._by_cost))
 
     def _search(self, variant: Variant) -> Search:
         if variant.policies not in self._searches:
@@ -320,11 +319,10 @@ class LoopSearch(Search):
             cut = next(reversed(program.cuts.values()), None)
             if cut is not None and program.times > 1 and not cut.inner:
                 graph = cut.choice.graph
-                large = [v for v in cut.choice.kept if graph.value_of[v].size_bytes > graph.small_bytes]
-                small = (graph.value_of[v].size_bytes for v in cut.choice.kept.keys() - {*large})
+                large = cut.choice.large
+                small = (graph.value_of[v].size_bytes for v in cut.choice.kept.keys() - large.keys())
                 most_bytes += program.times * sum(max(_PADDING * size, TILE_BYTES) for size in small)
-                host = [v for v in large if cut.choice.kept[v].host]
-                part = p.Part(_bare(graph, large, host))
+                part = p.Part(_bare(graph, [*large], [v for v, mark in large.items() if mark.host]))
             parts.append(part)
         if not most_bytes:
             return candidate, 0

@@ -219,8 +219,7 @@ class Search:
         """
         if isinstance(candidate.policy, p.Everything):
             return candidate, 0
-        kept = candidate.choices[0][1].kept
-        large = {v: mark for v, mark in kept.items() if self.graph.value_of[v].size_bytes > self.graph.small_bytes}
+        kept, large = candidate.choices[0][1].kept, candidate.choices[0][1].large
         policy = exactly(self.graph, list(large), {v for v, mark in large.items() if mark.host})
         if isinstance(policy, p.Values) and isinstance(candidate.policy, p.Values):
             policy = replace(policy, again=candidate.policy.again)
