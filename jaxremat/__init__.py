@@ -1,7 +1,7 @@
 """Rematerialization policies for JAX: what a training step stores, what it recomputes, and what that costs."""
 
 from jaxremat.compat import compiler_options
-from jaxremat.cost import Cost, cost
+from jaxremat.cost import Cost, Peak, cost, peak
 from jaxremat.erasure import erased
 from jaxremat.errors import CompileError, PolicyError, RematWarning, TargetError
 from jaxremat.naming import name
@@ -16,6 +16,7 @@ __all__ = [
     "CompileError",
     "Cost",
     "Frontier",
+    "Peak",
     "Plan",
     "Planner",
     "Policy",
@@ -31,6 +32,7 @@ __all__ = [
     "load_plan",
     "name",
     "parse",
+    "peak",
     "plan",
     "remat",
     "residuals",

@@ -3,7 +3,8 @@
 It reads requests from its standard input, one after the other: a line of JSON, then the program as serialized
 StableHLO. It answers each with one line of JSON on what was its standard output when it began. All that the compilers
 print goes to standard error. It ends when its standard input does, also in the middle of a compilation, so that it never
-outlives the process that asked.
+outlives the process that asked. A request for the peak alone is answered as soon as the compiler has assigned buffers; as no
+compiler can be stopped then, the process ends with that answer, which says so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import queue
 import sys
 import threading
 import time
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from jaxremat import buffers
 
 
 def _compile(request: dict[str, Any], program: bytes) -> dict[str, Any]:
@@ -37,6 +41,34 @@ def _compile(request: dict[str, Any], program: bytes) -> dict[str, Any]:
     return {**measure(executable, executable.get_compiled_memory_stats(), text), "compile_seconds": seconds}
 
 
+class _Reply:
+    """The answer to one request: a line that is sent by whichever thread has it first."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._lock, self.is_sent = file, threading.Lock(), False
+
+    def send(self, answer: dict[str, Any], then_end: bool = False) -> None:
+        """Sends an answer, if none was; with `then_end` that ends the process."""
+        with self._lock:
+            if not self.is_sent:
+                self.is_sent = True
+                self._file.write(json.dumps({**answer, "has_ended": then_end}) + "\n")
+                self._file.flush()
+                if then_end:
+                    os._exit(0)
+
+
+_POLL_SECONDS = 0.02
+
+
+def _answer_early(reply: _Reply, directory: Path) -> None:
+    """Answers from the buffer assignment, once the compiler has written it into a directory."""
+    while not reply.is_sent:
+        if (found := buffers.find(directory)) is not None:
+            reply.send(found, then_end=True)
+        time.sleep(_POLL_SECONDS)
+
+
 def _read_requests(source: BinaryIO, requests: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
     while line := source.readline():
         request = json.loads(line)
@@ -54,12 +86,18 @@ def main() -> None:
 
     while True:
         request, program = requests.get()
+        reply = _Reply(answers)
+        directory = None if request["directory"] is None else Path(request["directory"])
+        if directory is not None:
+            request["options"] |= buffers.dump_options(directory)
+            threading.Thread(target=_answer_early, args=(reply, directory), daemon=True).start()
         try:
             answer = _compile(request, program)
         except Exception as e:  # any refusal of any compiler: the asking process words it
             answer = {"error": f"{type(e).__name__}: {e}" if not str(e) else str(e)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            if directory is not None:
+                answer = buffers.find(directory) or answer
+        reply.send(answer)
 
 
 if __name__ == "__main__":

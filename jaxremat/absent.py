@@ -39,8 +39,11 @@ _MEMORY_WANTED = (  # used, available
 )
 
 
-def compile_program(program: bytes, target: Target) -> dict[str, Any]:
+def compile_program(program: bytes, target: Target, peak_alone: bool = False) -> dict[str, Any]:
     """Returns the figures of a program compiled for a target that is not here (see `compiled.measure`).
+
+    With `peak_alone` it returns those of `buffers.figures`, as soon as they are known; or all, where the compiler does not write
+    them before it is done.
 
     Args:
         program: serialized StableHLO, lowered for the target's platform and partitioned over its chips.
@@ -49,14 +52,16 @@ def compile_program(program: bytes, target: Target) -> dict[str, Any]:
     Raises:
         CompileError: the compiler refused the program, ran out of the target's memory, or crashed.
     """
-    request = {
-        "kind": target.kind,
-        "chips": target.chips,
-        "specification": target.specification,
-        "options": OPTIONS[target.kind],
-        "size": len(program),
-    }
-    answer = worker(target.kind).ask(request, program)
+    with tempfile.TemporaryDirectory(prefix="jaxremat-") if peak_alone else contextlib.nullcontext() as directory:
+        request = {
+            "kind": target.kind,
+            "chips": target.chips,
+            "specification": target.specification,
+            "options": OPTIONS[target.kind],
+            "size": len(program),
+            "directory": directory,
+        }
+        answer = worker(target.kind).ask(request, program)
     if "error" in answer:
         raise compile_error(answer["error"], target.name)
     return answer
@@ -117,7 +122,11 @@ class Worker:
                 self._stop()  # an answer that nobody waits for would be taken for the next one's
                 raise
             if line.endswith(b"\n"):
-                return json.loads(line)
+                answer = json.loads(line)
+                if answer.pop("has_ended", False):
+                    self._stop()
+                    self._start()  # for the next one: it loads JAX while this one searches
+                return answer
             process.wait()
             code, last_words = process.returncode, self._last_words()
             self._stop()

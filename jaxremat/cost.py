@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -28,6 +28,8 @@ ANALYSIS = "compiler cost_analysis"
 JAXPR = "counted from the jaxpr, scan bodies times their length"
 HLO = "counted from the optimized program, loop bodies times their length"
 UNKNOWN_LOOP = "unknown: the program holds a loop of unknown length"
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,14 @@ def _giga(figure: int | None, unit: str) -> str:
     return "?" if figure is None else f"{figure / 1e9:,.2f} {unit}"
 
 
+@dataclass(frozen=True)
+class Peak:
+    """What a compiled program has in use at most, and what of that are its arguments: as in `Cost`, in bytes for one chip."""
+
+    peak_bytes: int
+    argument_bytes: int
+
+
 def cost(f: Callable[..., Any], *args: Any, target: str = "local", **kwargs: Any) -> Cost:
     """Returns what the compiler of a chip makes of `f(*args, **kwargs)`; nothing runs, and the chip need not be there.
 
@@ -148,22 +158,55 @@ def cost(f: Callable[..., Any], *args: Any, target: str = "local", **kwargs: Any
     References:
         https://docs.jax.dev/en/latest/aot.html
     """
+    return _asked(f, args, kwargs, target, _local_cost, _absent_cost)
+
+
+def peak(f: Callable[..., Any], *args: Any, target: str = "local", **kwargs: Any) -> Peak:
+    """Returns what `cost` would say of the peak, often many times as fast where the chip is not here.
+
+    Compilers assign memory before they generate code, and this waits for no more than that. So what a program wants is known to
+    the byte also where a compiler would refuse it for that; and one that it would refuse for its code passes.
+
+    Args:
+        f, *args, target, **kwargs: as for `cost`.
+
+    Raises:
+        TargetError, CompileError: likewise, but for programs that exceed the target's memory.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxremat.cost import peak
+        >>> peak(lambda x: x + 1, jax.ShapeDtypeStruct((256,), jnp.float32))
+        Peak(peak_bytes=2048, argument_bytes=1024)
+    """
+    return _asked(f, args, kwargs, target, _local_peak, _absent_peak)
+
+
+def _asked(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: str,
+    local: Callable[[Any, Target], _Found],
+    absent_one: Callable[[Any, Target], _Found],
+) -> _Found:
+    """Returns what one of two functions makes of the traced `f` and the chip: the first where that is here."""
     chip = find_target(target)
     if not chip.available:
         raise TargetError(f"target: nothing here compiles for {target}. Needed: {chip.remedy}.")
     jitted: Any = f if hasattr(f, "trace") and hasattr(f, "lower") else jax.jit(f)
     if chip.kind == "local":
         traced = jitted.trace(*args, **kwargs)
-        return _remembered(f, traced, (args, kwargs), chip, _local_cost)
+        return _remembered(f, traced, (args, kwargs), chip, local)
     absent.worker(chip.kind).start()
     args, kwargs = jax.tree.map(_described, (args, kwargs))
     # Without a device of its own to default to, lowering would open the attached ones.
     with jax.default_device(private_cpu_device()):
         traced = jitted.trace(*args, **kwargs)
-        return _remembered(f, traced, (args, kwargs), chip, _absent_cost)
+        return _remembered(f, traced, (args, kwargs), chip, absent_one)
 
 
-def _remembered(f: Any, traced: Any, arguments: Any, chip: Target, compute: Callable[[Any, Target], Cost]) -> Cost:
+def _remembered(f: Any, traced: Any, arguments: Any, chip: Target, compute: Callable[[Any, Target], _Found]) -> _Found:
     """Returns `compute(traced, chip)`, or what it returned when the same function was traced to the same jaxpr."""
     try:
         known = _memory().setdefault(f, {})
@@ -171,7 +214,7 @@ def _remembered(f: Any, traced: Any, arguments: Any, chip: Target, compute: Call
         return compute(traced, chip)
     # JAX hands out the same jaxpr for the same function and arguments; their layouts are not in it.
     layouts = [repr(getattr(leaf, "sharding", None)) for leaf in jax.tree.leaves(arguments)]
-    key = (chip, *layouts, *_compiler_environment())
+    key = (compute, chip, *layouts, *_compiler_environment())
     jaxpr, result = known.get(key, (None, None))
     if result is None or jaxpr is None or jaxpr() is not traced.jaxpr:
         result = compute(traced, chip)
@@ -180,6 +223,16 @@ def _remembered(f: Any, traced: Any, arguments: Any, chip: Target, compute: Call
 
 
 def _absent_cost(traced: Any, chip: Target) -> Cost:
+    return _cost(_absent_figures(traced, chip), traced.jaxpr, chip, chip.chips)
+
+
+def _absent_peak(traced: Any, chip: Target) -> Peak:
+    figures = _absent_figures(traced, chip, peak_alone=True)
+    return Peak(figures["peak_bytes"], figures["argument_bytes"])
+
+
+def _absent_figures(traced: Any, chip: Target, peak_alone: bool = False) -> Mapping[str, Any]:
+    """Returns what `absent.compile_program` does, from the cache where that has it."""
     try:
         lowered = traced.lower(lowering_platforms=({"gpu": "cuda", "tpu": "tpu"}[chip.kind],))
     except (ValueError, NotImplementedError, RuntimeError) as e:
@@ -204,18 +257,26 @@ def _absent_cost(traced: Any, chip: Target) -> Cost:
     # The name of the function is in the program's, and changes nothing.
     text = re.sub(r"^module @\S+", "module", lowered.as_text(), count=1)
     key = cost_cache.cache_key(text, circumstances)
+    peak_key = cost_cache.cache_key(text, {**circumstances, "peak alone": True})
     figures = cost_cache.load(key)
+    if peak_alone and (figures is None or "error" in figures):
+        figures = cost_cache.load(peak_key)
     if figures is None:
         try:
-            figures = absent.compile_program(_serialized(module), chip)
+            figures = absent.compile_program(_serialized(module), chip, peak_alone)
         except CompileError as e:
             if e.wanted_bytes is not None:  # a property of the program, and a slow one to find out
                 cost_cache.store(key, {"error": str(e), "wanted_bytes": e.wanted_bytes})
             raise
-        cost_cache.store(key, figures)
+        cost_cache.store(key if "compile_seconds" in figures else peak_key, figures)
     if "error" in figures:
         raise CompileError(figures["error"], figures["wanted_bytes"])
-    return _cost(figures, traced.jaxpr, chip, chip.chips)
+    return figures
+
+
+def _local_peak(traced: Any, chip: Target) -> Peak:
+    found = _local_cost(traced, chip)
+    return Peak(found.peak_bytes, found.argument_bytes)
 
 
 def _local_cost(traced: Any, chip: Target) -> Cost:
@@ -298,5 +359,5 @@ def _compiler_environment() -> tuple[str, str]:
 
 
 @cache
-def _memory() -> weakref.WeakKeyDictionary[Any, dict[Any, tuple[weakref.ref[Any], Cost]]]:
+def _memory() -> weakref.WeakKeyDictionary[Any, dict[Any, tuple[weakref.ref[Any], Any]]]:
     return weakref.WeakKeyDictionary()

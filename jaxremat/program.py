@@ -63,8 +63,7 @@ class Cut:
     def inside(self) -> Iterator[Choice]:
         """Yields what is chosen inside of the bodies of scans and branches, and of those inside of them."""
         for program in self.inner:
-            # JAX differentiates a body anew as it learns what its carry depends on: the last time counts.
-            for cut in list(program.cuts.values())[-1:]:
+            if (cut := program.last_cut) is not None:
                 yield cut.choice
                 yield from cut.inside()
 
@@ -119,6 +118,11 @@ class Program:
                         self._warned.add(message)
             self.cuts[perturbed] = cut
         return self.cuts[perturbed]
+
+    @property
+    def last_cut(self) -> Cut | None:
+        """The cut that counts: JAX differentiates a body anew as it learns what its carry depends on. None before it does."""
+        return next(reversed(self.cuts.values()), None)
 
     def _policy_for(self, graph: Graph) -> p.Policy:
         """The policy, but where a plan for a body meets an intermediate form of it.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilers import wants
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import jaxremat
@@ -27,11 +28,6 @@ MIB = 2**20
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXREMAT_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "cost"
-
-
-def wants(target):
-    remedy = jaxremat.targets()[target].remedy
-    return pytest.mark.skipif(bool(remedy), reason=f"no compiler for {target}: {remedy}")
 
 
 def gram(x):
@@ -226,7 +222,7 @@ def environment():
 
 def test_garbage_is_refused_by_the_child_which_lives_on():
     worker = absent.Worker("gpu")
-    request = {"kind": "gpu", "chips": 1, "specification": "nonsense {", "options": {}, "size": 3}
+    request = {"kind": "gpu", "chips": 1, "specification": "nonsense {", "options": {}, "size": 3, "directory": None}
     assert "error" in worker.ask(request, b"abc")
     process = worker._process
     assert "error" in worker.ask(request, b"abc")
@@ -369,7 +365,7 @@ def test_keys_are_lowered_for_the_target_and_figures_are_cached(cache, monkeypat
     assert first.argument_bytes == X_BYTES + 8
     assert len(list(cache.iterdir())) == 1
 
-    def no_compiler(program, target):
+    def no_compiler(program, target, peak_alone):
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(absent, "compile_program", no_compiler)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from compilers import wants
 
 import jaxremat
 from experiments import cifar, dry_run, program
@@ -31,11 +32,6 @@ NET_PARAMETERS = 62_006
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXREMAT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
-
-
-def wants(target):
-    remedy = jaxremat.targets()[target].remedy
-    return pytest.mark.skipif(bool(remedy), reason=f"no compiler for {target}: {remedy}")
 
 
 def status(argv):

@@ -40,6 +40,7 @@ ORDER = [
     "hlo",
     "erasure",
     "targets",
+    "buffers",
     "absent",
     "compiled",
     "cost_cache",

@@ -15,6 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from compilers import wants
 from plans import search_of
 from programs import same
 
@@ -24,7 +25,7 @@ from jaxremat import policy as p
 from jaxremat.forward import forward_program
 from jaxremat.plan.objective import Link, link_of
 from jaxremat.plan.task import standard
-from jaxremat.targets import find_target, missing_package
+from jaxremat.targets import find_target
 
 DEPTH = 8
 # A product's operations for each byte of its result: 2 · SIDE / 4. An H100 does 2 · 67 TFLOP/s / 63 GB/s = 2,123 while a byte
@@ -173,7 +174,7 @@ def test_nothing_waits_inside_of_a_loop():
     assert len([v for v in jaxpr.outvars if compat.is_on_host(v.aval)]) == DEPTH
 
 
-@pytest.mark.skipif(bool(missing_package("gpu")), reason=f"no compiler for h100: {missing_package('gpu')}")
+@wants("h100")
 class TestCompiled:
     def test_compiled_memory_falls(self):
         """`dots` keeps eight products of 16 MiB on the device, `offload:dots` two or three: those that come and go."""

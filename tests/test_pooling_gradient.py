@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilers import wants
 from jax import lax
 from programs import same
 
 import jaxremat
 from jaxremat import pooled
-from jaxremat.targets import missing_package
 
 CASES = {  # window, strides, padding
     "disjoint": ((1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4),
@@ -88,7 +88,7 @@ def test_the_zero_is_a_constant_elsewhere_alone():
     assert "constant" in zero_of(text_for("tpu"))
 
 
-@pytest.mark.skipif(bool(missing_package("gpu")), reason=f"no compiler for h100: {missing_package('gpu')}")
+@wants("h100")
 def test_compiled_memory_falls():
     """Two blocks of [convolution, ReLU, 2x2 pooling] that store the convolutions.
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxremat import policy as p
-from jaxremat.cost import cost
+from jaxremat.cost import Cost, cost, peak
 from jaxremat.errors import CompileError, PolicyError
 from jaxremat.plan.candidate import Candidate
 from jaxremat.remat import remat
@@ -101,7 +101,7 @@ class Judge:
             step, args = _built(self._step, loss)
             kwargs = {}
         try:
-            found = cost(step, *args, target=self._target, **kwargs)
+            found = (cost if self._counts_gaps else peak)(step, *args, target=self._target, **kwargs)
         except PolicyError as error:
             if self._step is None:
                 raise
@@ -110,8 +110,8 @@ class Judge:
             if error.wanted_bytes is None:
                 raise
             return Verdict(candidate, error.wanted_bytes, None)
-        peak = found.needed_bytes if self._counts_gaps else found.peak_bytes
-        return Verdict(candidate, peak, found.argument_bytes)
+        most = found.needed_bytes if isinstance(found, Cost) else found.peak_bytes
+        return Verdict(candidate, most, found.argument_bytes)
 
 
 def _built(builder: Step, loss: Callable[..., Any]) -> tuple[Callable[..., Any], Sequence[Any]]:

@@ -126,9 +126,9 @@ class LoopSearch(Search):
         super().__init__(subject, cost, platform, (), chips, link, by_cost)
         probe = subject.cut(p.Loops(p.Nothing(), ((p.Part(p.Nothing()),),) * subject.scans))
         self._scans = [
-            Scan(program.times, *carries, Picture(list(program.cuts.values())[-1], cost, platform, link))
-            if program.cuts
-            else None
+            None
+            if (cut := program.last_cut) is None
+            else Scan(program.times, *carries, Picture(cut, cost, platform, link))
             for program, carries in zip(probe.inner, subject.carries, strict=True)
         ]
         self._searches = dict[Bodies, Search]()
@@ -307,22 +307,25 @@ class LoopSearch(Search):
         """Returns a candidate whose scans stack the same but for small values, and how many bytes those take at most.
 
         What is stored outside of the scans stays. So does all of a plan for them, of which there is one without small values
-        among `variants`; and all where a scan is cut into runs of steps, or split.
+        among `variants`; and all where a scan is split.
         """
         policy = candidate.policy
         if not isinstance(policy, p.Loops) or isinstance(policy.outer, p.Values):
             return candidate, 0
-        if any(part.run or part.steps for body in policy.bodies for part in body):
+        if any(part.steps for body in policy.bodies for part in body):
             return candidate, 0
         parts, most_bytes = list[p.Part](), 0
         for program, (part,) in zip(self.subject.cut(policy).inner, policy.bodies, strict=True):
-            cut = next(reversed(program.cuts.values()), None)
+            cut = program.last_cut
+            if cut is not None and part.run:  # the body of a scan over runs is a scan over the steps of one
+                (program,) = cut.inner
+                cut = program.last_cut
             if cut is not None and program.times > 1 and not cut.inner:
                 graph = cut.choice.graph
                 large = cut.choice.large
                 small = (graph.value_of[v].size_bytes for v in cut.choice.kept.keys() - large.keys())
                 most_bytes += program.times * sum(max(_PADDING * size, TILE_BYTES) for size in small)
-                part = p.Part(_bare(graph, [*large], [v for v, mark in large.items() if mark.host]))
+                part = replace(part, policy=_bare(graph, [*large], [v for v, mark in large.items() if mark.host]))
             parts.append(part)
         if not most_bytes:
             return candidate, 0

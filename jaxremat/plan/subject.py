@@ -128,7 +128,7 @@ class Picture:
         self.inside = [
             (program.times, Picture(last, cost, platform, link, by_cost))
             for program in cut.inner
-            for last in list(program.cuts.values())[-1:]
+            if (last := program.last_cut) is not None
         ]
         work = [picture.work_bytes for times, picture in self.inside if times > 1]
         self.operations = Operations(self.graph, compiler_of(platform), work)
