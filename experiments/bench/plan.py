@@ -7,7 +7,8 @@
 For each network and target, no remat and the competitors are compiled, and the planner is asked for a plan within the
 peak of each, within 75 % and 50 % of that of no remat, and within the budgets of its named claims; one `jaxremat.Planner` is
 asked for all of them, the smallest first, so that what was compiled for one serves the next. Recomputation is that of
-convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. On `local`
+convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. For TPUs that is
+compiled until its memory is known, and of every network the plan for 50 % to its end. On `local`
 the gradient of every plan that fits is run beside that without rematerialization: networks of ReLUs have the same bits, the
 others differ by at most 2e-5 of a leaf's largest entry. Every cell is a line of `--out`; cells that are there are not run
 again. The exit status is 1 where the planner is beaten. `--readme` and `--picture` show the results of `--out`, or those that
@@ -76,9 +77,11 @@ class Contest:
             yield cell, partial(plan_cells.compete, cell, self.net, competitor.loss)
         names = [competitor.name for competitor in self.against]
         planner = cache(lambda: jaxremat.Planner(self.net.loss, *self.net.args, target=self.target))
-        for size in budgets(Suite(results), self.name, self.target, names):
+        suite = Suite(results)
+        for size in budgets(suite, self.name, self.target, names):
             cell = Cell("plan", self.name, self.target, size)
-            yield cell, partial(plan_cells.plan, cell, self.net, planner)
+            early = plan_cells.is_early(cell) and not suite.is_least_fraction(cell)
+            yield cell, partial(plan_cells.plan, cell, self.net, planner, early)
 
 
 def contests(options: Options) -> list[Contest]:

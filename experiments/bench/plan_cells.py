@@ -51,8 +51,8 @@ class Figures:
 
     Attributes:
         peak_bytes: the most in use at any time, arguments and results included.
-        temp_bytes: of it, what is neither argument nor result; None where the compiler refused the program for its size,
-            as the fields below.
+        temp_bytes: of it, what is neither argument nor result; None where the compiler refused the program for its size, or was
+            asked for the peak alone, as the fields below.
         convolutions: in the compiled program, each loop body once.
         dots: likewise.
         recomputed_flops: of convolutions and matrix products, beyond those of the program without rematerialization.
@@ -134,12 +134,17 @@ def compete(cell: Cell, net: Net, loss: Any) -> Result:
         count = count_flops(jax.make_jaxpr(jax.value_and_grad(net.loss))(*net.args))
         step = Step(count.dot_flops + count.conv_flops + count.elementwise_flops, count.dot_flops + count.conv_flops)
         kept = jaxremat.residuals(loss, *net.args).total_bytes if cell.asked == NO_REMAT else None
-        return {"figures": replace(figures(net, loss, cell.target), kept_bytes=kept), "step": step}
+        return {"figures": replace(figures(net, loss, cell.target, is_early(cell)), kept_bytes=kept), "step": step}
 
     return _result(cell, work)
 
 
-def plan(cell: Cell, net: Net, planner: Callable[[], jaxremat.Planner]) -> Result:
+def is_early(cell: Cell) -> bool:
+    """Returns whether a program is compiled until its memory is known, and no further: those for TPUs take minutes else."""
+    return jaxremat.targets()[cell.target].kind == "tpu"
+
+
+def plan(cell: Cell, net: Net, planner: Callable[[], jaxremat.Planner], early: bool = False) -> Result:
     """Asks the planner for the budget of a cell, and compiles what it found once more; a failure is a result that says why.
 
     On `local` the gradient is run, too, and compared with that without rematerialization, where this fits into the memory.
@@ -148,13 +153,14 @@ def plan(cell: Cell, net: Net, planner: Callable[[], jaxremat.Planner]) -> Resul
         cell: the network, target and budget.
         net: the network.
         planner: returns the planner of its loss for the target; the first call may take long.
+        early: as for `figures`.
     """
 
     def work() -> dict[str, Any]:
         found = planner().plan(int(cell.asked))
         planned_loss = jaxremat.remat(net.loss, found)
         kept = jaxremat.residuals(planned_loss, *net.args).total_bytes
-        counted = replace(figures(net, planned_loss, cell.target), kept_bytes=kept)
+        counted = replace(figures(net, planned_loss, cell.target, early), kept_bytes=kept)
         assert found.peak_bytes is not None
         planned = Planned(
             kind_of(found.resolved()),
@@ -186,13 +192,15 @@ def kind_of(policy: Policy) -> str:
     )
 
 
-def figures(net: Net, loss: Any, target: str) -> Figures:
-    """Returns what the gradient of `loss`, which is the loss of `net` under some rematerialization, needs.
+def figures(net: Net, loss: Any, target: str, early: bool = False) -> Figures:
+    """Returns what the gradient of `loss`, which is the loss of `net` under some rematerialization, needs; `early`: at its peak.
 
     Raises:
         CompileError: the compiler refused it for another reason than its size.
     """
     repeated = 0 if loss is net.loss else recomputed_flops(loss, net.loss, net.args)
+    if early:
+        return Figures(jaxremat.peak(jax.value_and_grad(loss), *net.args, target=target).peak_bytes, repeated)
     try:
         found = jaxremat.cost(jax.value_and_grad(loss), *net.args, target=target)
     except CompileError as error:

@@ -89,6 +89,12 @@ class Suite:
             return None
         return result.figures, result.planned
 
+    def is_least_fraction(self, cell: Cell) -> bool:
+        """Returns whether a plan's budget is the least of the `FRACTIONS`, or stands for it."""
+        base = self.without_remat(cell.net, cell.target)
+        budget = part_of(base[0].peak_bytes, min(FRACTIONS)) if base else 0
+        return budget - budget // NEAR <= int(cell.asked) <= budget
+
     def rows(self, net: str, target: str) -> Sequence[Row]:
         """Returns a row for each competitor, the largest peak first and failures last."""
         base = self.without_remat(net, target)
