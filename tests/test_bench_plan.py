@@ -7,6 +7,7 @@ from functools import cache, partial
 import jax
 import numpy as np
 import pytest
+from compilers import wants
 
 import jaxremat
 from experiments.bench import gradients, nets, plan, plan_cells, plan_tables
@@ -14,6 +15,7 @@ from experiments.bench.plan_cells import NO_REMAT, Cell, Figures, Planned, Resul
 from experiments.bench.plan_claims import CLAIMS, budgets
 from experiments.bench.plan_plots import curve, picture
 from experiments.bench.plan_verdicts import (
+    NEAR,
     Suite,
     compared_gradients,
     disagreements,
@@ -283,7 +285,7 @@ def test_a_run_is_taken_up_where_it_was_left(tiny, tmp_path, capsys, monkeypatch
     # The last line is lost: its cell alone is run again.
     path.write_text("\n".join(lines[:-1]) + "\n")
     ran = []
-    monkeypatch.setattr(plan_cells, "plan", lambda cell, net, planner: ran.append(cell) or planned(1, 1, 1))
+    monkeypatch.setattr(plan_cells, "plan", lambda cell, net, planner, early: ran.append(cell) or planned(1, 1, 1))
     monkeypatch.setattr(plan_cells, "compete", lambda cell, net, loss: pytest.fail(f"{cell} was run again"))
     plan.main([*ARGUMENTS, "--out", str(path)])
     assert ran == [plan_cells.from_json(lines[-1]).cell]
@@ -405,3 +407,16 @@ def test_picture(tmp_path):
         picture(found, tmp_path / "plan.pdf")
     with pytest.raises(ValueError, match="nothing to draw"):
         picture(suite_of(BASE), tmp_path / "c.svg")
+
+
+@wants("v5e")
+def test_for_a_tpu_the_plan_for_half_is_compiled_to_its_end(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXREMAT_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "plan.jsonl"
+    plan.main(["--nets", "tiny", "--targets", "v5e", "--competitors", "per block: nothing", "--out", str(path)])
+    suite = Suite(plan_cells.read([path]))
+    whole = {result.cell.asked for result in suite.results if result.figures and result.figures.temp_bytes is not None}
+    half = suite.without_remat("tiny", "v5e")[0].peak_bytes // 2
+    assert all(half - half // NEAR <= asked <= half for asked in whole)
+    assert suite.plan("tiny", "v5e", half) is not None
+    assert not disagreements(suite)

@@ -134,6 +134,7 @@ class Ladder:
         self.verdicts = {}
         self.peaks = {NOTHING.policy: NOTHING.predicted_bytes}
         self.candidates = []
+        self.near_bytes = 0
         for number, (predicted, peak, cost) in enumerate(LADDER):
             policy = jaxremat.parse(f"values:{number}")
             self.candidates.append(Candidate(policy, predicted, FlopCount(dot_flops=int(cost)), float(cost)))

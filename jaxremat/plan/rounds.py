@@ -158,7 +158,7 @@ class _Rounds:
         # What the compiler allots beyond the model, at least: a candidate that exceeds the budget by more is not worth asking.
         beyond = min(map(_beyond, self.verdicts))
         known = standard(self._search)
-        most = self._limit + self._limit // _NEARLY - min(beyond, 0)
+        most = self._limit + self._limit // _NEARLY - min(beyond, 0) + self._search.near_bytes
         for candidate in known:
             hopeful = candidate.predicted_bytes <= most or not self._judge.compiles
             if hopeful and (self.fit is None or candidate.order < self.fit.candidate.order):

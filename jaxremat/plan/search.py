@@ -96,6 +96,11 @@ class Search:
         """The bytes of the function's inputs, on one chip."""
         return self.lifetimes.input_bytes // self._chips
 
+    @property
+    def near_bytes(self) -> int:
+        """Of memory beside the main one, on one chip: how much of that is in use when most is, nobody knows beforehand."""
+        return self.operations.compiler.near_bytes
+
     @cached_property
     def forward_cost(self) -> float:
         """The cost of the forward pass."""
@@ -257,8 +262,7 @@ class Search:
 
     def _beside_inputs(self, limit_bytes: int) -> int:
         """What a limit leaves beside the inputs, on all chips; what a compiler can put elsewhere counts as left."""
-        near = self.operations.compiler.near_bytes
-        return (limit_bytes + near) * self._chips - self.lifetimes.input_bytes
+        return (limit_bytes + self.near_bytes) * self._chips - self.lifetimes.input_bytes
 
 
 def exactly(graph: Graph, kept: Sequence[Var], host: Collection[Var] = ()) -> p.Policy:
