@@ -1,10 +1,14 @@
 import importlib
+import json
+import os
 
 import numpy as np
 import pytest
+from compilers import wants
 
+import jaxremat
 from experiments.bench import __main__ as bench
-from experiments.bench import digests, distributed, harness
+from experiments.bench import digests, distributed, harness, nets, peak
 from experiments.errors import ExperimentError
 from experiments.models import build
 from experiments.training import AUGMENTED
@@ -66,3 +70,18 @@ def test_every_model_has_policies_of_its_own():
 def test_curves_that_records_would_thin(steps):
     with pytest.raises(ExperimentError, match=f"1 to 50.*got {steps}"):
         distributed.compare(distributed.Options(steps=steps))
+
+
+@wants("h100")
+def test_the_peak_alone_beside_the_whole_compilation(monkeypatch, capsys):
+    monkeypatch.setitem(nets.NETS, "tiny", lambda: nets.chain(3, batch_size=2, size=8, channels=4))
+    monkeypatch.setenv("JAXREMAT_CACHE_DIR", "kept")
+    assert peak.main(["--nets", "tiny", "--targets", "h100"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (row,) = found["rows"]
+    assert row["peak_bytes"] == row["whole_peak_bytes"] > 0
+    assert os.environ["JAXREMAT_CACHE_DIR"] == "kept"
+    assert peak.main(["--nets", "tiny", "--targets", "h10"]) == 2
+    assert "did you mean" in capsys.readouterr().err.lower()
+    monkeypatch.setattr(jaxremat, "peak", lambda *args, **kwargs: jaxremat.Peak(1, 1))
+    assert peak.main(["--nets", "tiny", "--targets", "h100"]) == 1

@@ -12,6 +12,7 @@ BENCHES = {
     "engine": "time to trace and rewrite, and what a policy saves on a chain of convolutions",
     "harness": "step time of the harness beside a bare jitted loop",
     "kill": "a run that is killed ten times beside an undisturbed one",
+    "peak": "the peak alone beside the whole compilation: the same bytes, in how much of the time",
     "plan": "the planner at the peak of every common use of jax.checkpoint: which recomputes less",
     "torch_budget": "torch.compile's memory budget at ten settings: kept, peak and recomputed, beside the planner",
     "ops": "the operations that keep less beside their counterparts: bytes, errors, time",
