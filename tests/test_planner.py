@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxremat
+from jaxremat.errors import CompileError
 from jaxremat.plan import judge
 
 ROWS, SIDE, DEPTH = 2048, 64, 8
@@ -93,3 +94,41 @@ def test_a_bad_budget_leaves_it_as_it_was(budget):
     with pytest.raises(jaxremat.PolicyError, match="points"):
         planner.frontier(points=1)
     assert planner.plan(0.7).predicted_bytes <= planner.plan(0.7).budget_bytes
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    """The steps that were compiled, of which the compiler refuses the second."""
+    whole, asked = judge.peak, []
+
+    def refusing(step, *args, **kwargs):
+        asked.append(step)
+        if len(asked) == 2:
+            raise CompileError("cost: the compiler process for TPU targets was ended by signal 6: Check failed")
+        return whole(step, *args, **kwargs)
+
+    monkeypatch.setattr(judge, "peak", refusing)
+    return asked
+
+
+def test_a_program_that_the_compiler_refuses_is_no_plan(refusal):
+    found = jaxremat.Planner(loss, *ARGS).plan(0.8)
+    assert len(refusal) > 2
+    assert [attempt.peak_bytes for attempt in found.attempts].count(None) == 1
+    assert found.peak_bytes <= 0.8 * found.without_remat_bytes
+    assert "None" not in str(found)
+
+
+def test_a_program_that_the_compiler_refuses_is_on_no_curve(refusal):
+    found = jaxremat.Planner(loss, *ARGS).frontier(points=3)
+    assert len(refusal) > 2
+    assert all(point.peak_bytes <= found.without_remat_bytes for point in found.points)
+
+
+def test_a_program_that_cannot_be_compiled_at_all(monkeypatch):
+    def refusing(*args, **kwargs):
+        raise CompileError("cost: the program does not compile for local: UNIMPLEMENTED")
+
+    monkeypatch.setattr(judge, "peak", refusing)
+    with pytest.raises(CompileError, match="does not compile"):
+        jaxremat.Planner(loss, *ARGS).plan(0.6)

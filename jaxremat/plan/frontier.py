@@ -70,7 +70,7 @@ def _weighed(work: Task, count: int) -> list[Verdict]:
     judge = work.judge()
     for candidate in (*searched, *others):
         judge.ask(candidate)
-    return list(judge.verdicts.values())
+    return [v for v in judge.verdicts.values() if not v.refused]
 
 
 def _spread(search: Search, count: int) -> list[Candidate]:

@@ -19,12 +19,17 @@ Step = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Sequence[Any]]]
 class Verdict:
     """A candidate with its peak.
 
-    `peak_bytes` is the compiler's, and where none was asked the model's. `argument_bytes` is what the program reads.
+    `peak_bytes` is the compiler's, and where none was asked the model's. `argument_bytes` is what the program reads. A program that
+    the compiler `refused`, for another reason than its memory, has a peak beyond all limits.
     """
 
     candidate: Candidate
     peak_bytes: int
     argument_bytes: int | None
+    refused: bool = False
+
+
+_BEYOND_ALL = 1 << 62
 
 
 class Judge:
@@ -82,7 +87,7 @@ class Judge:
         """Returns the peak of a candidate.
 
         Raises:
-            CompileError: the compiler refused the program for another reason than its memory.
+            CompileError: the compiler refused the program without rematerialization for another reason than its memory.
             PolicyError: the step calls or differentiates the loss otherwise than was planned for.
             TypeError: the step's builder returns no step.
         """
@@ -107,9 +112,11 @@ class Judge:
                 raise
             raise self._otherwise(error) from None
         except CompileError as error:
-            if error.wanted_bytes is None:
+            if error.wanted_bytes is not None:
+                return Verdict(candidate, error.wanted_bytes, None)
+            if isinstance(candidate.policy, p.Everything):
                 raise
-            return Verdict(candidate, error.wanted_bytes, None)
+            return Verdict(candidate, _BEYOND_ALL, None, refused=True)  # others may compile
         most = found.needed_bytes if isinstance(found, Cost) else found.peak_bytes
         return Verdict(candidate, most, found.argument_bytes)
 

@@ -106,7 +106,7 @@ def _plan(
         Attempt(
             short(v.candidate.policy),
             v.candidate.predicted_bytes,
-            v.peak_bytes if judge.compiles else None,
+            v.peak_bytes if judge.compiles and not v.refused else None,
             v.candidate.flops,
         )
         for v in judge.verdicts.values()

@@ -63,7 +63,7 @@ class _Rounds:
     @property
     def verdicts(self) -> list[Verdict]:
         """All that is known, from other limits, too."""
-        return list(self._judge.verdicts.values())
+        return [v for v in self._judge.verdicts.values() if not v.refused]
 
     @property
     def fit(self) -> Verdict | None:
