@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jaxremat.plan.operations import Operation, Operations
 
@@ -129,6 +127,10 @@ class _Network:
         capacities[self.stores] = np.floor(price * self.bytes * scale)
         # What costs nothing to run again is dearer than nothing, so that of equal choices the smaller is made.
         capacities[self.runs] = np.maximum(1, np.floor(self.costs * scale))
+        # It loads for as long as all of jaxremat, and not every user plans.
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
         matrix = csr_array((capacities, (self.arcs[:, 0], self.arcs[:, 1])), shape=(self.nodes, self.nodes))
         flow = maximum_flow(matrix, 0, 1, method="dinic")
         residual = matrix - flow.flow
