@@ -62,6 +62,7 @@ class Search:
         self.graph, self.operations = self.picture.graph, self.picture.operations
         self.lifetimes = self.picture.lifetimes
         self.sets = stored_sets(self.operations, cost, self._host_price)
+        self._known_policies = dict[p.Policy, Candidate]()
         self._known = dict[tuple[frozenset[int], tuple[frozenset[int], ...], frozenset[int]], Candidate]()
 
     @cached_property
@@ -196,10 +197,15 @@ class Search:
         """
         if isinstance(policy, p.Everything):
             return self.everything
+        if policy not in self._known_policies:  # where there are scans, JAX differentiates them once for each policy
+            self._known_policies[policy] = self._on_one_chip(self._of_policy(policy))
+        return self._known_policies[policy]
+
+    def _of_policy(self, policy: p.Policy) -> Candidate:
         if not self.subject.scans:
-            return self._on_one_chip(self.picture.candidate(choose(self.graph, policy), policy))
+            return self.picture.candidate(choose(self.graph, policy), policy)
         picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link, self._by_cost)
-        return self._on_one_chip(picture.candidate(picture.choice, policy))
+        return picture.candidate(picture.choice, policy)
 
     def but_for_the_last(self, policy: p.Policy, every: int = 1) -> Candidate:
         """Returns what a policy stores, and with it all that is made behind the last but one of its large values.
