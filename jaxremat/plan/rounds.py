@@ -25,6 +25,8 @@ _WORTH = 0.001
 _RETREAT = 64
 # So many plans that failed by small values alone are asked for without them.
 _BARE = 2
+# Where the model expected this part too much of all that was compiled, so many more are asked for that it expects not to fit.
+_FAR, _FURTHER = 0.125, 2
 # Where nothing fits, and the smallest exceeds the limit by at most this part, so many that store one value more are asked for.
 _NEAR, _NEIGHBOURS = 256, 12
 
@@ -38,6 +40,7 @@ def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple
     rounds = _Rounds(search, judge, limit, baseline)
     rounds.mixtures()
     rounds.standards()
+    rounds.further()
     rounds.bare()
     rounds.near()
     return rounds.fit or min(rounds.verdicts, key=lambda v: v.peak_bytes), rounds.seconds
@@ -168,6 +171,16 @@ class _Rounds:
         for candidate in sorted(known, key=lambda c: c.predicted_bytes)[:_LEAN]:
             if self.fit is None:
                 self._judge.ask(candidate)
+
+    def further(self) -> None:
+        """Asks for what is better and should not fit, where the model expected far too much of all that it proposed."""
+        for _ in range(_FURTHER if self._judge.compiles else 0):
+            known = self._others
+            if self.fit is None or any(v.peak_bytes > (1 - _FAR) * v.candidate.predicted_bytes for v in known):
+                return
+            better = self._timed(lambda: self._least_better(self._top, 2 * self._top))[1]
+            if better is None or not self._is_worth(better) or self._judge.ask(better).peak_bytes > self._limit:
+                return
 
     def bare(self) -> None:
         """Asks once more, without their small values, for those of what failed that may have failed by these alone."""
