@@ -7,8 +7,8 @@
 For each network and target, no remat and the competitors are compiled, and the planner is asked for a plan within the
 peak of each, within 75 % and 50 % of that of no remat, and within the budgets of its named claims; one `jaxremat.Planner` is
 asked for all of them, the smallest first, so that what was compiled for one serves the next. Recomputation is that of
-convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. For TPUs that is
-compiled until its memory is known, and of every network the plan for 50 % to its end. On `local`
+convolutions and matrix products in the jaxpr; every plan's peak and count are taken again from its own program. For chips that
+are not here that is compiled until its memory is known, and of every network the plan for 50 % to its end. On `local`
 the gradient of every plan that fits is run beside that without rematerialization: networks of ReLUs have the same bits, the
 others differ by at most 2e-5 of a leaf's largest entry. Every cell is a line of `--out`; cells that are there are not run
 again. The exit status is 1 where the planner is beaten. `--readme` and `--picture` show the results of `--out`, or those that

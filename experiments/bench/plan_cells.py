@@ -140,8 +140,12 @@ def compete(cell: Cell, net: Net, loss: Any) -> Result:
 
 
 def is_early(cell: Cell) -> bool:
-    """Returns whether a program is compiled until its memory is known, and no further: those for TPUs take minutes else."""
-    return jaxremat.targets()[cell.target].kind == "tpu"
+    """Returns whether a program is compiled until its memory is known, and no further: those for TPUs take minutes else.
+
+    Claims want to know the temporaries of no remat for GPUs.
+    """
+    kind = jaxremat.targets()[cell.target].kind
+    return kind == "tpu" or (kind == "gpu" and cell.asked != NO_REMAT)
 
 
 def plan(cell: Cell, net: Net, planner: Callable[[], jaxremat.Planner], early: bool = False) -> Result:
