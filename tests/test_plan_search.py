@@ -4,11 +4,13 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plans import MATRIX, SIDE, again, program, recipes, search_of, subsets
 
 import jaxremat
+from jaxremat.flops import count_flops
 from jaxremat.plan.cut import lower_bound, stored_sets
 from jaxremat.plan.exhaustive import ExhaustiveSearch
 from jaxremat.plan.knapsack import Knapsack
@@ -222,3 +224,26 @@ def test_what_is_kept_counts_once_in_the_forward_pass():
     kept, nothing = (search.segments._forward_bytes(numbers, -1, end) for numbers in ({product}, ()))
     assert operations.sizes[product] == 64 * 1024 * 4
     assert kept == nothing
+
+
+@pytest.mark.parametrize("policy", ["dots", "dots_no_batch", "nothing", "segments:2", "everything"])
+def test_what_is_decided_inside_of_branches_counts(policy):
+    """A policy that keeps products keeps those of the branches, too: what runs again is what the program runs more often."""
+
+    def branching(ws, x, flag):
+        x = jnp.tanh(x @ ws[0])
+        thrice = lambda x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, jnp.stack(ws[1:4]))[0]  # noqa: E731
+        x = jax.lax.cond(flag, thrice, lambda x: jnp.tanh(x @ ws[1]), x)
+        return (jnp.tanh(x @ ws[4]) ** 2).sum()
+
+    args = [MATRIX] * 5, MATRIX, jax.ShapeDtypeStruct((), jnp.bool_)
+    found = search_of(branching, *args)
+    plain, remat = (
+        count_flops(jax.make_jaxpr(jax.value_and_grad(f))(*args)).dot_flops
+        for f in (branching, jaxremat.remat(branching, policy))
+    )
+    candidate = found.of_policy(jaxremat.parse(policy))
+    assert candidate.contraction_flops == remat - plain
+    bare, small = found.without_small(candidate)
+    assert small == 0 or bare.contraction_flops >= candidate.contraction_flops
+    assert jaxremat.plan(branching, *args, budget="90%", compile=False).predicted_bytes > 0

@@ -197,12 +197,14 @@ class Search:
         """
         if isinstance(policy, p.Everything):
             return self.everything
-        if policy not in self._known_policies:  # where there are scans, JAX differentiates them once for each policy
+        if (
+            policy not in self._known_policies
+        ):  # where there are scans, JAX differentiates the function once for each policy
             self._known_policies[policy] = self._on_one_chip(self._of_policy(policy))
         return self._known_policies[policy]
 
     def _of_policy(self, policy: p.Policy) -> Candidate:
-        if not self.subject.scans:
+        if not self.subject.decides_inside(policy):
             return self.picture.candidate(choose(self.graph, policy), policy)
         picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link, self._by_cost)
         return picture.candidate(picture.choice, policy)
@@ -228,7 +230,7 @@ class Search:
 
         They are worth storing, but there are many of them, and a compiler may give each a tile of memory.
         """
-        if isinstance(candidate.policy, p.Everything):
+        if isinstance(candidate.policy, p.Everything) or candidate.choices[0][1].graph is not self.graph:
             return candidate, 0
         kept, large = candidate.choices[0][1].kept, candidate.choices[0][1].large
         policy = exactly(self.graph, list(large), {v for v, mark in large.items() if mark.host})

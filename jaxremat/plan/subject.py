@@ -19,7 +19,7 @@ from jaxremat.plan.compilers import compiler_of
 from jaxremat.plan.lifetimes import Lifetimes, Profile
 from jaxremat.plan.objective import Link
 from jaxremat.plan.operations import Operation, Operations
-from jaxremat.program import Cut, Program
+from jaxremat.program import Cut, Program, body_policy
 from jaxremat.remat import Rematerialized, remat
 from jaxremat.residuals import perturbed_inputs
 
@@ -90,15 +90,25 @@ class Subject:
         """How many scans these are."""
         return len(self.carries)
 
+    @cached_property
+    def _branches(self) -> bool:
+        """Whether it has conditionals; those inside of scans left out."""
+        return any(eqn.primitive.name == "cond" for eqn in inline(self.function.jaxpr.eqns, {})[0])
+
+    def decides_inside(self, policy: p.Policy) -> bool:
+        """Returns whether a policy decides inside of scans' bodies or of branches: the function is differentiated anew for it."""
+        inside = body_policy(policy)
+        return bool(self.scans) or (self._branches and inside is not None and not isinstance(inside, p.Nothing))
+
     def cut(self, policy: p.Policy) -> Cut:
         """Returns the function's cut under a policy, which may fit nothing.
 
         Raises:
             PolicyError: the policy cannot be applied.
         """
-        if self.scans:
+        if self.decides_inside(policy):
             return self._program(policy).cut(self._flags)
-        return Cut(choose(self.graph, policy), ())  # nothing is decided inside of it, so one trace serves all
+        return Cut(choose(self.graph, policy), ())  # one trace serves all others
 
     def _program(self, policy: p.Policy) -> Program:
         return Program(self.function, self._closed_over, policy, is_inside=True)
