@@ -132,3 +132,14 @@ def test_a_program_that_cannot_be_compiled_at_all(monkeypatch):
     monkeypatch.setattr(judge, "peak", refusing)
     with pytest.raises(CompileError, match="does not compile"):
         jaxremat.Planner(loss, *ARGS).plan(0.6)
+
+
+def test_what_is_compiled_is_logged(caplog):
+    caplog.set_level("INFO", "jaxremat.plan.judge")
+    planner = jaxremat.Planner(loss, *ARGS)
+    found = planner.plan(0.8)
+    assert len(caplog.messages) == len(found.attempts)
+    assert caplog.messages[0].startswith("everything: ")
+    assert all(" on local, expected " in message for message in caplog.messages)
+    jaxremat.plan(loss, *ARGS, budget=0.8, compile=False)
+    assert len(caplog.messages) == len(found.attempts)

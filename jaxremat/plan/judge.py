@@ -1,5 +1,7 @@
 """`Judge`: what the target's compiler says of candidates, each asked once; or, without a compiler, what the model says."""
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,11 @@ from jaxremat import policy as p
 from jaxremat.cost import Cost, cost, peak
 from jaxremat.errors import CompileError, PolicyError
 from jaxremat.plan.candidate import Candidate
+from jaxremat.plan.result import short
 from jaxremat.remat import remat
+from jaxremat.text import human_bytes
+
+_LOGGER = logging.getLogger(__name__)
 
 Step = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Sequence[Any]]]
 
@@ -33,7 +39,7 @@ _BEYOND_ALL = 1 << 62
 
 
 class Judge:
-    """Compiles a step under policies.
+    """Compiles a step under policies. Each is a line of the log `jaxremat.plan.judge`, level INFO.
 
     Args:
         loss: the function that is wrapped.
@@ -92,7 +98,17 @@ class Judge:
             TypeError: the step's builder returns no step.
         """
         if candidate.policy not in self.verdicts:
-            self.verdicts[candidate.policy] = self._compiled(candidate)
+            start = time.perf_counter()
+            verdict = self.verdicts[candidate.policy] = self._compiled(candidate)
+            if self.compiles:
+                _LOGGER.info(
+                    "%s: %s on %s, expected %s; %.1f s",
+                    short(candidate.policy),
+                    "refused" if verdict.refused else human_bytes(verdict.peak_bytes),
+                    self._target,
+                    human_bytes(candidate.predicted_bytes),
+                    time.perf_counter() - start,
+                )
         return self.verdicts[candidate.policy]
 
     def _compiled(self, candidate: Candidate) -> Verdict:
