@@ -102,7 +102,7 @@ def plan(
 
     The search knows costs and sizes of every value: minimum cuts say what is worth storing at every price of a byte,
     and a dynamic programme over the function's waists mixes them so that at no time too much is in use. Then the target's
-    compiler judges, at most five plans (eight while none fits) and those standard policies that would recompute less;
+    compiler judges, about five plans (more while none fits) and those standard policies that would recompute less;
     the cheapest that fits wins, so a plan is never worse than they are. No rematerialization competes too, and wins where it
     fits.
 
