@@ -63,10 +63,15 @@ _POLL_SECONDS = 0.02
 
 def _answer_early(reply: _Reply, directory: Path) -> None:
     """Answers from the buffer assignment, once the compiler has written it into a directory."""
-    while not reply.is_sent:
-        if (found := buffers.find(directory)) is not None:
-            reply.send(found, then_end=True)
+    while not reply.is_sent and buffers.written(directory) is None:
         time.sleep(_POLL_SECONDS)
+    if not reply.is_sent and (found := _figures(directory)) is not None:
+        reply.send(found, then_end=True)
+
+
+def _figures(directory: Path) -> dict[str, Any] | None:
+    program = buffers.written(directory)
+    return None if program is None else buffers.figures(program)
 
 
 def _read_requests(source: BinaryIO, requests: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
@@ -96,7 +101,7 @@ def main() -> None:
         except Exception as e:  # any refusal of any compiler: the asking process words it
             answer = {"error": f"{type(e).__name__}: {e}" if not str(e) else str(e)}
             if directory is not None:
-                answer = buffers.find(directory) or answer
+                answer = _figures(directory) or answer
         reply.send(answer)
 
 

@@ -30,17 +30,19 @@ def dump_options(directory: Path) -> dict[str, Any]:
     return {"xla_dump_to": str(directory), "xla_dump_hlo_as_proto": True}
 
 
-def find(directory: Path) -> dict[str, int] | None:
-    """Returns the figures of the program that is being compiled into a directory; None while they are not there."""
+def written(directory: Path) -> bytes | None:
+    """Returns the file of the program that is being compiled into a directory; None while it is not there as a whole."""
     for path in directory.glob("*after_optimizations.hlo.pb"):
         try:
-            return figures(path.read_bytes())
-        except (OSError, ValueError):  # it is being written
-            return None
+            program = path.read_bytes()
+            if _fields(program)[_ASSIGNMENT]:
+                return program
+        except (OSError, ValueError):
+            continue
     return None
 
 
-def figures(program: bytes) -> dict[str, int]:
+def figures(program: bytes) -> dict[str, int] | None:
     """Returns the peak of a program's device memory and the bytes of its arguments, as `memory_analysis` has them.
 
     Args:
@@ -50,17 +52,15 @@ def figures(program: bytes) -> dict[str, int]:
         `peak_bytes`: arguments, results and constants, and the most that is in use at any time of the largest heap. That is the
         one of device memory, or in small programs for a TPU that of on-chip memory, which the compiler then reports.
         `argument_bytes`: of the arguments that the program reads.
+        None where it keeps values in host memory: compilers then report another peak.
 
     Raises:
-        ValueError: it is cut off, has no buffer assignment, or keeps values in host memory, of which compilers report otherwise.
+        ValueError: it is cut off.
     """
-    assignments = _fields(program)[_ASSIGNMENT]
-    if not assignments:
-        raise ValueError("no buffer assignment")
-    assignment = _fields(assignments[0])
+    assignment = _fields(_fields(program)[_ASSIGNMENT][0])
     buffers = [_fields(buffer) for buffer in assignment[_LOGICAL_BUFFERS]]
     if any(_number(buffer, _BUFFER_COLOR) == _HOST for buffer in buffers):
-        raise ValueError("values in host memory")
+        return None
     sizes = {_number(buffer, _BUFFER_ID): _number(buffer, _BUFFER_SIZE) for buffer in buffers}
     arguments = fixed = 0
     for allocation in map(_fields, assignment[_ALLOCATIONS]):

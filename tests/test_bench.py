@@ -73,14 +73,14 @@ def test_curves_that_records_would_thin(steps):
 
 
 @wants("h100")
-def test_the_peak_alone_beside_the_whole_compilation(monkeypatch, capsys):
+def test_the_peak_alone_beside_the_whole_compilation(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(nets.NETS, "tiny", lambda: nets.chain(3, batch_size=2, size=8, channels=4))
-    monkeypatch.setenv("JAXREMAT_CACHE_DIR", "kept")
+    monkeypatch.setenv("JAXREMAT_CACHE_DIR", str(tmp_path))
     assert peak.main(["--nets", "tiny", "--targets", "h100"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     (row,) = found["rows"]
     assert row["peak_bytes"] == row["whole_peak_bytes"] > 0
-    assert os.environ["JAXREMAT_CACHE_DIR"] == "kept"
+    assert os.environ["JAXREMAT_CACHE_DIR"] == str(tmp_path)
     assert peak.main(["--nets", "tiny", "--targets", "h10"]) == 2
     assert "did you mean" in capsys.readouterr().err.lower()
     monkeypatch.setattr(jaxremat, "peak", lambda *args, **kwargs: jaxremat.Peak(1, 1))
