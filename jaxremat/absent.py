@@ -95,6 +95,7 @@ class Worker:
         self._command = command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: subprocess.Popen[bytes] | None = None
         self._log = None
 
     def start(self) -> None:
@@ -105,31 +106,42 @@ class Worker:
     def ask(self, request: dict[str, Any], program: bytes) -> dict[str, Any]:
         """Sends one request and returns its answer.
 
+        A process that was there before and ends without one may have been ending already: then a fresh one is asked.
+
         Raises:
             CompileError: the process ended without one.
         """
         with self._lock:
-            process = self._start()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            line = b""
+            before = self._process
             try:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(json.dumps(request).encode() + b"\n" + program)
-                    process.stdin.flush()
-                    line = process.stdout.readline()
-            except BaseException:
-                self._stop()  # an answer that nobody waits for would be taken for the next one's
-                raise
-            if line.endswith(b"\n"):
-                answer = json.loads(line)
-                if answer.pop("has_ended", False):
-                    self._stop()
-                    self._start()  # for the next one: it loads JAX while this one searches
-                return answer
-            process.wait()
-            code, last_words = process.returncode, self._last_words()
-            self._stop()
+                return self._answer(request, program)
+            except CompileError:
+                if before is None or before.poll() is None or self._killed is before:
+                    raise
+            return self._answer(request, program)
+
+    def _answer(self, request: dict[str, Any], program: bytes) -> dict[str, Any]:
+        process = self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(request).encode() + b"\n" + program)
+                process.stdin.flush()
+                line = process.stdout.readline()
+        except BaseException:
+            self._stop()  # an answer that nobody waits for would be taken for the next one's
+            raise
+        if line.endswith(b"\n"):
+            answer = json.loads(line)
+            if answer.pop("has_ended", False):
+                self._stop()
+                self._start()  # for the next one: it loads JAX while this one searches
+            return answer
+        process.wait()
+        code, last_words = process.returncode, self._last_words()
+        self._stop()
         end = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
         raise CompileError(f"cost: the compiler process for {self._kind.upper()} targets {end}: {last_words}")
 
@@ -140,7 +152,7 @@ class Worker:
 
     def kill(self) -> None:
         """Ends the process at once, also while another thread waits for its answer, which then gets a `CompileError`."""
-        process = self._process
+        process = self._killed = self._process
         if process is not None:
             process.kill()
 

@@ -26,8 +26,14 @@ _Fields = dict[int, list[Any]]
 
 
 def dump_options(directory: Path) -> dict[str, Any]:
-    """Returns the compiler options under which the file is written into a directory."""
-    return {"xla_dump_to": str(directory), "xla_dump_hlo_as_proto": True}
+    """Returns the compiler options under which the file is written into a directory, whatever `XLA_FLAGS` wants written."""
+    return {
+        "xla_dump_to": str(directory),
+        "xla_dump_hlo_as_proto": True,
+        "xla_dump_compress_protos": False,
+        "xla_dump_hlo_module_re": ".*",
+        "xla_dump_hlo_pass_re": "",
+    }
 
 
 def written(directory: Path) -> bytes | None:

@@ -158,7 +158,7 @@ def cost(f: Callable[..., Any], *args: Any, target: str = "local", **kwargs: Any
     References:
         https://docs.jax.dev/en/latest/aot.html
     """
-    return _asked(f, args, kwargs, target, _local_cost, _absent_cost)
+    return _asked(f, args, kwargs, target, _absent_cost)
 
 
 def peak(f: Callable[..., Any], *args: Any, target: str = "local", **kwargs: Any) -> Peak:
@@ -171,7 +171,7 @@ def peak(f: Callable[..., Any], *args: Any, target: str = "local", **kwargs: Any
         f, *args, target, **kwargs: as for `cost`.
 
     Raises:
-        TargetError, CompileError: likewise, but for programs that exceed the target's memory.
+        TargetError, CompileError: likewise, but for programs that exceed the target's memory and keep nothing in host memory.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -179,7 +179,8 @@ def peak(f: Callable[..., Any], *args: Any, target: str = "local", **kwargs: Any
         >>> peak(lambda x: x + 1, jax.ShapeDtypeStruct((256,), jnp.float32))
         Peak(peak_bytes=2048, argument_bytes=1024)
     """
-    return _asked(f, args, kwargs, target, _local_peak, _absent_peak)
+    found = _asked(f, args, kwargs, target, _absent_peak)
+    return Peak(found.peak_bytes, found.argument_bytes)
 
 
 def _asked(
@@ -187,23 +188,22 @@ def _asked(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     target: str,
-    local: Callable[[Any, Target], _Found],
-    absent_one: Callable[[Any, Target], _Found],
-) -> _Found:
-    """Returns what one of two functions makes of the traced `f` and the chip: the first where that is here."""
+    of_absent: Callable[[Any, Target], _Found],
+) -> _Found | Cost:
+    """Returns what a function makes of the traced `f` and a chip that is not here; of one that is, the whole cost."""
     chip = find_target(target)
     if not chip.available:
         raise TargetError(f"target: nothing here compiles for {target}. Needed: {chip.remedy}.")
     jitted: Any = f if hasattr(f, "trace") and hasattr(f, "lower") else jax.jit(f)
     if chip.kind == "local":
         traced = jitted.trace(*args, **kwargs)
-        return _remembered(f, traced, (args, kwargs), chip, local)
+        return _remembered(f, traced, (args, kwargs), chip, _local_cost)
     absent.worker(chip.kind).start()
     args, kwargs = jax.tree.map(_described, (args, kwargs))
     # Without a device of its own to default to, lowering would open the attached ones.
     with jax.default_device(private_cpu_device()):
         traced = jitted.trace(*args, **kwargs)
-        return _remembered(f, traced, (args, kwargs), chip, absent_one)
+        return _remembered(f, traced, (args, kwargs), chip, of_absent)
 
 
 def _remembered(f: Any, traced: Any, arguments: Any, chip: Target, compute: Callable[[Any, Target], _Found]) -> _Found:
@@ -266,17 +266,13 @@ def _absent_figures(traced: Any, chip: Target, peak_alone: bool = False) -> Mapp
             figures = absent.compile_program(_serialized(module), chip, peak_alone)
         except CompileError as e:
             if e.wanted_bytes is not None:  # a property of the program, and a slow one to find out
-                cost_cache.store(key, {"error": str(e), "wanted_bytes": e.wanted_bytes})
+                for refused in (key, peak_key) if peak_alone else (key,):
+                    cost_cache.store(refused, {"error": str(e), "wanted_bytes": e.wanted_bytes})
             raise
         cost_cache.store(key if "compile_seconds" in figures else peak_key, figures)
     if "error" in figures:
         raise CompileError(figures["error"], figures["wanted_bytes"])
     return figures
-
-
-def _local_peak(traced: Any, chip: Target) -> Peak:
-    found = _local_cost(traced, chip)
-    return Peak(found.peak_bytes, found.argument_bytes)
 
 
 def _local_cost(traced: Any, chip: Target) -> Cost:

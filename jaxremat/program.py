@@ -78,6 +78,7 @@ class Program:
         is_inside: whether it is a body inside of another program, which then checks the policy's selectors.
         warned: the warnings that were given and are not repeated; those that this gives are added.
         times: how often a body runs in one run of the program that it is inside of.
+        conditional: for a branch the equation that runs it or another one.
         is_branch: whether it is inside of a branch of a conditional, whose residuals stay on the device: JAX takes those of
             the other branches to be zeros there, and under `vmap` selects among all of them.
     """
@@ -91,9 +92,10 @@ class Program:
         warned: set[str] | None = None,
         times: int = 1,
         is_branch: bool = False,
+        conditional: JaxprEqn | None = None,
     ) -> None:
         self.function, self.closed_over, self.policy, self.is_inside = function, tuple(closed_over), policy, is_inside
-        self.times, self.is_branch = times, is_branch
+        self.times, self.is_branch, self.conditional = times, is_branch, conditional
         self._warned = set[str]() if warned is None else warned
         self.cuts = dict[tuple[bool, ...], Cut]()
         self._primal = runner(function, "remat_primal")
@@ -255,9 +257,18 @@ class _Evaluator:
             self._calls[id(body)] = body, jax.jit(call)
         return self._calls[id(body)][1]
 
-    def _body(self, closed: ClosedJaxpr, policy: p.Policy, times: int = 1, is_branch: bool = False) -> "Program":
-        is_branch |= self.is_branch
-        program = Program(*compat.hoisted(closed), policy, is_inside=True, times=times, is_branch=is_branch)
+    def _body(
+        self, closed: ClosedJaxpr, policy: p.Policy, times: int = 1, conditional: JaxprEqn | None = None
+    ) -> "Program":
+        is_branch = self.is_branch or conditional is not None
+        program = Program(
+            *compat.hoisted(closed),
+            policy,
+            is_inside=True,
+            times=times,
+            is_branch=is_branch,
+            conditional=conditional,
+        )
         self.inner.append(program)
         return program
 
@@ -334,7 +345,7 @@ class _Evaluator:
     def _cond(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
         index, *operands = args
         assert self.policy is not None
-        branches = [self._body(branch, self.policy, is_branch=True) for branch in eqn.params["branches"]]
+        branches = [self._body(branch, self.policy, conditional=eqn) for branch in eqn.params["branches"]]
         return jax.lax.switch(index, [lambda *xs, branch=branch: branch(xs) for branch in branches], *operands)
 
 

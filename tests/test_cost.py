@@ -185,6 +185,28 @@ def test_a_crash_of_the_compiler_is_reported_and_survived():
     worker.stop()
 
 
+ECHO = """
+import json, sys
+for line in sys.stdin.buffer:
+    request = json.loads(line)
+    sys.stdin.buffer.read(request["size"])
+    print(json.dumps({"number": request["number"]}), flush=True)
+"""
+
+
+def test_a_child_that_ended_while_nobody_asked_is_replaced():
+    worker = absent.Worker("gpu", (sys.executable, "-c", ECHO))
+    assert worker.ask({"size": 3, "number": 1}, b"abc") == {"number": 1}
+    first = worker._process
+    assert first is not None
+    first.kill()
+    # It may or may not have ended yet when the next one asks.
+    assert worker.ask({"size": 3, "number": 2}, b"abc") == {"number": 2}
+    assert worker._process is not first
+    worker.kill()
+    worker.stop()
+
+
 def test_a_child_that_cannot_start_is_reported():
     worker = absent.Worker("tpu", (sys.executable, "-c", "import sys; sys.exit('no compiler')"))
     with pytest.raises(CompileError, match="for TPU targets ended with exit status 1: no compiler"):

@@ -333,3 +333,14 @@ def test_a_scan_without_gradient_beside_one_with_small_values():
 def test_runs_compete_as_they_are_commonly_made():
     known = [str(c.policy) for c in standard(search_of(scanned, *shapes()))]
     assert {f"loops:everything|{body}" for body in ("dots", "dots_no_batch", "nothing", "3*nothing")} <= set(known)
+
+
+def test_a_jitted_function_with_a_scan_that_is_called_twice():
+    layers = jax.jit(lambda ws, x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0])
+
+    def twice(ws, x):
+        return (layers(ws, layers(ws, x)) ** 2).mean()
+
+    found = jaxremat.plan(twice, *shapes(), budget="80%", compile=False)
+    expected, value = (jax.value_and_grad(f)(*arguments()) for f in (twice, jaxremat.remat(twice, found)))
+    same(value, expected, rtol=1e-6)

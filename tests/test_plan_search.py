@@ -226,14 +226,15 @@ def test_what_is_kept_counts_once_in_the_forward_pass():
     assert kept == nothing
 
 
-@pytest.mark.parametrize("policy", ["dots", "dots_no_batch", "nothing", "segments:2", "everything"])
+@pytest.mark.parametrize("policy", ["dots", "dots_no_batch", "nothing", "names:kept", "segments:2", "everything"])
 def test_what_is_decided_inside_of_branches_counts(policy):
     """A policy that keeps products keeps those of the branches, too: what runs again is what the program runs more often."""
 
     def branching(ws, x, flag):
         x = jnp.tanh(x @ ws[0])
         thrice = lambda x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, jnp.stack(ws[1:4]))[0]  # noqa: E731
-        x = jax.lax.cond(flag, thrice, lambda x: jnp.tanh(x @ ws[1]), x)
+        twice = lambda x: jnp.tanh(jaxremat.name(jnp.tanh(x @ ws[1]), "kept") @ ws[2])  # noqa: E731
+        x = jax.lax.cond(flag, thrice, twice, x)
         return (jnp.tanh(x @ ws[4]) ** 2).sum()
 
     args = [MATRIX] * 5, MATRIX, jax.ShapeDtypeStruct((), jnp.bool_)

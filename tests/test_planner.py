@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxremat
-from jaxremat.errors import CompileError
+from jaxremat.errors import CompileError, PolicyError
 from jaxremat.plan import judge
 
 ROWS, SIDE, DEPTH = 2048, 64, 8
@@ -143,3 +143,27 @@ def test_what_is_compiled_is_logged(caplog):
     assert all(" on local, expected " in message for message in caplog.messages)
     jaxremat.plan(loss, *ARGS, budget=0.8, compile=False)
     assert len(caplog.messages) == len(found.attempts)
+
+
+def test_where_all_but_no_rematerialization_is_refused_the_compiler_has_the_word(monkeypatch):
+    whole, asked = judge.peak, []
+
+    def refusing(step, *args, **kwargs):
+        asked.append(step)
+        if len(asked) > 1:
+            raise CompileError("cost: the compiler process for TPU targets was ended by signal 9: no message")
+        return whole(step, *args, **kwargs)
+
+    monkeypatch.setattr(judge, "peak", refusing)
+    with pytest.raises(CompileError, match="signal 9"):
+        jaxremat.Planner(loss, *ARGS).plan(0.8)
+    asked.clear()
+    with pytest.raises(CompileError, match="signal 9"):
+        jaxremat.Planner(loss, *ARGS).frontier(points=3)
+
+
+def test_an_error_says_what_was_refused(refusal):
+    with pytest.raises(
+        PolicyError, match=r"no plan keeps .* The compiler refused 1 of \d+ programs: cost: .* signal 6"
+    ):
+        jaxremat.Planner(loss, *ARGS).plan(0.3)

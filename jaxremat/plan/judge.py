@@ -26,13 +26,13 @@ class Verdict:
     """A candidate with its peak.
 
     `peak_bytes` is the compiler's, and where none was asked the model's. `argument_bytes` is what the program reads. A program that
-    the compiler `refused`, for another reason than its memory, has a peak beyond all limits.
+    the compiler refused, for another reason than its memory, has that as its `refusal`, and a peak beyond all limits.
     """
 
     candidate: Candidate
     peak_bytes: int
     argument_bytes: int | None
-    refused: bool = False
+    refusal: CompileError | None = None
 
 
 _BEYOND_ALL = 1 << 62
@@ -63,6 +63,11 @@ class Judge:
         self._loss, self._step, self._args, self._kwargs = loss, step, args, kwargs
         self._argnums, self._target, self._counts_gaps = argnums, target, counts_gaps
         self.verdicts = dict[p.Policy, Verdict]()
+
+    @property
+    def refusals(self) -> Sequence[CompileError]:
+        """Why programs were refused, for another reason than their memory."""
+        return [v.refusal for v in self.verdicts.values() if v.refusal is not None]
 
     @property
     def compiles(self) -> bool:
@@ -104,7 +109,7 @@ class Judge:
                 _LOGGER.info(
                     "%s: %s on %s, expected %s; %.1f s",
                     short(candidate.policy),
-                    "refused" if verdict.refused else human_bytes(verdict.peak_bytes),
+                    verdict.refusal or human_bytes(verdict.peak_bytes),
                     self._target,
                     human_bytes(candidate.predicted_bytes),
                     time.perf_counter() - start,
@@ -132,7 +137,7 @@ class Judge:
                 return Verdict(candidate, error.wanted_bytes, None)
             if isinstance(candidate.policy, p.Everything):
                 raise
-            return Verdict(candidate, _BEYOND_ALL, None, refused=True)  # others may compile
+            return Verdict(candidate, _BEYOND_ALL, None, error)  # others may compile
         most = found.needed_bytes if isinstance(found, Cost) else found.peak_bytes
         return Verdict(candidate, most, found.argument_bytes)
 

@@ -40,7 +40,11 @@ def plan_of(work: Task, budget: int | float | str, began: float) -> Plan:
         else:
             best, search_seconds = within(search, judge, limit, baseline)
     if best.peak_bytes > limit:
-        raise PolicyError(_too_small(limit, work, best, bytes_beside(search, baseline)))
+        refusals, asked = judge.refusals, len(judge.verdicts)
+        if refusals and len(refusals) == asked - 1:  # nothing is known but no rematerialization
+            raise refusals[-1]
+        others = f" The compiler refused {len(refusals)} of {asked} programs: {refusals[-1]}" if refusals else ""
+        raise PolicyError(_too_small(limit, work, best, bytes_beside(search, baseline)) + others)
     return _plan(work, judge, best, baseline, limit, began, search_seconds)
 
 
@@ -106,7 +110,7 @@ def _plan(
         Attempt(
             short(v.candidate.policy),
             v.candidate.predicted_bytes,
-            v.peak_bytes if judge.compiles and not v.refused else None,
+            v.peak_bytes if judge.compiles and v.refusal is None else None,
             v.candidate.flops,
         )
         for v in judge.verdicts.values()

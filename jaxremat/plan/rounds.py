@@ -66,7 +66,7 @@ class _Rounds:
     @property
     def verdicts(self) -> list[Verdict]:
         """All that is known, from other limits, too."""
-        return [v for v in self._judge.verdicts.values() if not v.refused]
+        return [v for v in self._judge.verdicts.values() if v.refusal is None]
 
     @property
     def fit(self) -> Verdict | None:
@@ -106,6 +106,8 @@ class _Rounds:
                 continue
             verdict = judge.ask(candidate)
             number += 1
+            if verdict.refusal is not None:
+                continue  # what is beside it may compile
             if verdict.peak_bytes <= limit:
                 low = max(low, tried)
                 if candidate.cost <= self._search.bound(limit):

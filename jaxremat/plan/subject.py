@@ -1,6 +1,6 @@
 """`Subject`: the function that is planned, traced once and cut under any policy; and `Picture`: what a cut is expected to need."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -8,12 +8,12 @@ from jaxremat import compat
 from jaxremat import policy as p
 from jaxremat.arguments import name_of
 from jaxremat.choice import Choice, choose
-from jaxremat.compat import ClosedJaxpr
+from jaxremat.compat import ClosedJaxpr, JaxprEqn
 from jaxremat.errors import PolicyError
 from jaxremat.fingerprint import fingerprint
 from jaxremat.flops import FlopCount, count_equation
 from jaxremat.graph import Graph
-from jaxremat.inline import inline
+from jaxremat.inline import called, inline
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.compilers import compiler_of
 from jaxremat.plan.lifetimes import Lifetimes, Profile
@@ -81,8 +81,7 @@ class Subject:
 
         And of how many arrays it takes a slice for each step.
         """
-        scans = (eqn for eqn in inline(self.function.jaxpr.eqns, {})[0] if eqn.primitive.name == "scan")
-        parts = (compat.scan_parts(eqn, eqn.invars) for eqn in scans)
+        parts = (compat.scan_parts(eqn, eqn.invars) for eqn in _scans(self.function.jaxpr.eqns, set()))
         return [(len(carry), len(slices)) for _, carry, slices in parts]
 
     @property
@@ -114,6 +113,17 @@ class Subject:
         return Program(self.function, self._closed_over, policy, is_inside=True)
 
 
+def _scans(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[JaxprEqn]:
+    """Yields the scans of a program, those of a function that it calls more than once a single time."""
+    for eqn in eqns:
+        body = called(eqn)
+        if eqn.primitive.name == "scan":
+            yield eqn
+        elif body is not None and id(body) not in seen:
+            seen.add(id(body))
+            yield from _scans(body.jaxpr.eqns, seen)
+
+
 class Picture:
     """A cut in numbers, with what goes on inside of the bodies of its scans.
 
@@ -122,6 +132,7 @@ class Picture:
         operations: the same in numbers.
         lifetimes: of its values.
         inside: the pictures of the bodies, and how often each runs.
+        runs: the same, those together of which one alone runs, the branches of a conditional.
     """
 
     def __init__(
@@ -140,6 +151,12 @@ class Picture:
             for program in cut.inner
             if (last := program.last_cut) is not None
         ]
+        either = dict[int, tuple[int, list[Picture]]]()
+        for program, (times, picture) in zip(
+            (q for q in cut.inner if q.last_cut is not None), self.inside, strict=True
+        ):
+            either.setdefault(id(program.conditional or program), (times, []))[1].append(picture)
+        self.runs = list(either.values())
         work = [picture.work_bytes for times, picture in self.inside if times > 1]
         self.operations = Operations(self.graph, compiler_of(platform), work)
         self.lifetimes = Lifetimes(self.operations)
@@ -193,8 +210,9 @@ class Picture:
         total = FlopCount()
         for index in self._runs_again(choice):
             total += self._count(index)
-        for times, picture in self.inside:
-            total += picture.recomputed(picture.choice).times(times)
+        for times, pictures in self.runs:
+            counts = [picture.recomputed(picture.choice) for picture in pictures]
+            total += max(counts, key=lambda c: (c.dot_flops + c.conv_flops, c.elementwise_flops)).times(times)
         return total
 
     def cost(self, choice: Choice) -> float:
@@ -202,7 +220,7 @@ class Picture:
         own = sum(self._cost(self.operations.forward[index]) for index in self._runs_again(choice))
         if self._link is not None:
             own += self._link.cost * sum(self.operations.sizes[n] for n in self.host(choice))
-        return own + sum(times * picture.cost(picture.choice) for times, picture in self.inside)
+        return own + sum(times * max(q.cost(q.choice) for q in pictures) for times, pictures in self.runs)
 
     def candidate(self, choice: Choice, policy: p.Policy) -> Candidate:
         """Returns a choice from this graph as a candidate."""
