@@ -64,23 +64,18 @@ _POLL_SECONDS = 0.02
 
 def _answer_early(reply: _Reply, directory: Path) -> None:
     """Answers from the buffer assignment, once the compiler has written it into a directory."""
-    while not reply.is_sent and buffers.written(directory) is None:
+    program = None
+    while not reply.is_sent and (program := buffers.written(directory)) is None:
         time.sleep(_POLL_SECONDS)
-    if not reply.is_sent and (found := _figures(directory)) is not None:
+    if (found := _figures(program)) is not None:
         reply.send(found, then_end=True)
 
 
-def _figures(directory: Path) -> dict[str, Any] | None:
-    """Returns what the buffer assignment says; None where there is none that can be read."""
+def _figures(program: bytes | None) -> dict[str, Any] | None:
+    """Returns what a buffer assignment says; None where there is none that can be read."""
     try:
-        program = buffers.written(directory)
         return None if program is None else buffers.figures(program)
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        OSError,
-    ):  # another compiler's may look otherwise: this one's last word counts
+    except (ValueError, KeyError, IndexError):  # another compiler's may look otherwise: its last word counts then
         return None
 
 
@@ -115,7 +110,7 @@ def main() -> None:
         except Exception as e:  # any refusal of any compiler: the asking process words it
             answer = {"error": f"{type(e).__name__}: {e}" if not str(e) else str(e)}
             if directory is not None:
-                answer = _figures(directory) or answer
+                answer = _figures(buffers.written(directory)) or answer
         reply.send(answer)
 
 
