@@ -70,10 +70,8 @@ def _weighed(work: Task, count: int) -> list[Verdict]:
     judge = work.judge()
     for candidate in (*searched, *others):
         judge.ask(candidate)
-    found = [v for v in judge.verdicts.values() if v.refusal is None]
-    if len(found) == 1 and judge.refusals:
-        raise judge.refusals[-1]
-    return found
+    judge.check_refusals()
+    return [v for v in judge.verdicts.values() if v.refusal is None]
 
 
 def _spread(search: Search, count: int) -> list[Candidate]:

@@ -64,10 +64,16 @@ class Judge:
         self._argnums, self._target, self._counts_gaps = argnums, target, counts_gaps
         self.verdicts = dict[p.Policy, Verdict]()
 
-    @property
-    def refusals(self) -> Sequence[CompileError]:
-        """Why programs were refused, for another reason than their memory."""
-        return [v.refusal for v in self.verdicts.values() if v.refusal is not None]
+    def check_refusals(self) -> Sequence[CompileError]:
+        """Returns why programs were refused, for another reason than their memory.
+
+        Raises:
+            CompileError: all were, but that without rematerialization: the last of them.
+        """
+        found = [v.refusal for v in self.verdicts.values() if v.refusal is not None]
+        if found and len(found) == len(self.verdicts) - 1:
+            raise found[-1]
+        return found
 
     @property
     def compiles(self) -> bool:

@@ -40,9 +40,7 @@ def plan_of(work: Task, budget: int | float | str, began: float) -> Plan:
         else:
             best, search_seconds = within(search, judge, limit, baseline)
     if best.peak_bytes > limit:
-        refusals, asked = judge.refusals, len(judge.verdicts)
-        if refusals and len(refusals) == asked - 1:  # nothing is known but no rematerialization
-            raise refusals[-1]
+        refusals, asked = judge.check_refusals(), len(judge.verdicts)
         others = f" The compiler refused {len(refusals)} of {asked} programs: {refusals[-1]}" if refusals else ""
         raise PolicyError(_too_small(limit, work, best, bytes_beside(search, baseline)) + others)
     return _plan(work, judge, best, baseline, limit, began, search_seconds)

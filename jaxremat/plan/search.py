@@ -197,9 +197,8 @@ class Search:
         """
         if isinstance(policy, p.Everything):
             return self.everything
-        if (
-            policy not in self._known_policies
-        ):  # where there are scans, JAX differentiates the function once for each policy
+        # Where there are scans, JAX differentiates the function once for each policy.
+        if policy not in self._known_policies:
             self._known_policies[policy] = self._on_one_chip(self._of_policy(policy))
         return self._known_policies[policy]
 

@@ -81,7 +81,8 @@ class Subject:
 
         And of how many arrays it takes a slice for each step.
         """
-        parts = (compat.scan_parts(eqn, eqn.invars) for eqn in _scans(self.function.jaxpr.eqns, set()))
+        scans = (eqn for eqn in _equations(self.function.jaxpr.eqns, set()) if eqn.primitive.name == "scan")
+        parts = (compat.scan_parts(eqn, eqn.invars) for eqn in scans)
         return [(len(carry), len(slices)) for _, carry, slices in parts]
 
     @property
@@ -92,7 +93,7 @@ class Subject:
     @cached_property
     def _branches(self) -> bool:
         """Whether it has conditionals; those inside of scans left out."""
-        return any(eqn.primitive.name == "cond" for eqn in inline(self.function.jaxpr.eqns, {})[0])
+        return any(eqn.primitive.name == "cond" for eqn in _equations(self.function.jaxpr.eqns, set()))
 
     def decides_inside(self, policy: p.Policy) -> bool:
         """Returns whether a policy decides inside of scans' bodies or of branches: the function is differentiated anew for it."""
@@ -113,15 +114,15 @@ class Subject:
         return Program(self.function, self._closed_over, policy, is_inside=True)
 
 
-def _scans(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[JaxprEqn]:
-    """Yields the scans of a program, those of a function that it calls more than once a single time."""
+def _equations(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[JaxprEqn]:
+    """Yields the equations of a program, those of a function that it calls more than once a single time."""
     for eqn in eqns:
         body = called(eqn)
-        if eqn.primitive.name == "scan":
+        if body is None:
             yield eqn
-        elif body is not None and id(body) not in seen:
+        elif id(body) not in seen:
             seen.add(id(body))
-            yield from _scans(body.jaxpr.eqns, seen)
+            yield from _equations(body.jaxpr.eqns, seen)
 
 
 class Picture:
