@@ -37,6 +37,7 @@ _LEAST_SUMMED = 2**20
 # is cut and added to layer by layer, which compilers would put off as a whole, keeping what all layers add.
 _CUTS = frozenset(("split",))
 _LOOPS = frozenset(("scan", "while"))
+_LAYOUTS = frozenset(("transpose", "reshape", "squeeze", "expand_dims"))
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ class _Writer:
                 self._fetch(var, gate_on)
         opened = dict[Var, Var]()
         eqns = [*(self.graph.forward[i] for i in forward), *(self.graph.backward[i] for i in late)]
-        if forward and gate_on is not None:
+        if forward and gate_on is not None and not self._is_input_in_another_layout(eqns, frontier):
             # Small values pass along with large ones, but ask for no gate of their own: it would break a fusion.
             if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
                 makers = (eqn for eqn in eqns if eqn.primitive.name in (*CONTRACTIONS, *_LOOPS))
@@ -300,6 +301,13 @@ class _Writer:
             remade = [v for v, is_there in zip(eqn.outvars, there) if not is_there]
             self.remade.update(remade)
             self.large_remade.update(dict.fromkeys(filter(self._is_large, remade), self.gates))
+
+    def _is_input_in_another_layout(self, eqns: Sequence[JaxprEqn], frontier: Collection[Var]) -> bool:
+        """Says whether nothing but inputs is transposed: products read them so, and no compiler keeps a copy for them.
+
+        A gate would have the cotangent written, of which a logit's may be the largest value of all.
+        """
+        return self.inputs.issuperset(frontier) and all(eqn.primitive.name in _LAYOUTS for eqn in eqns)
 
     def _is_there(self, var: Var) -> bool:
         return var in self.kept or var in self.inputs or (var in self.again and var in self.remade)

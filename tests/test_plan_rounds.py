@@ -1,5 +1,7 @@
 """How the planner's model and a compiler come together; the compiler is one that gives every small value a tile."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +12,7 @@ from jaxremat.flops import FlopCount
 from jaxremat.plan import rounds
 from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.judge import Verdict
+from jaxremat.plan.neighbours import with_one_more
 from jaxremat.plan.rounds import within
 
 ROWS, SIDE, DEPTH = 4096, 64, 6
@@ -77,10 +80,10 @@ def test_one_value_more():
     found = search()
     lean = found.best(found.everything.predicted_bytes * 2 // 3)
     stored = set(found.picture.stored(lean.choices[0][1]))
-    more = [set(found.picture.stored(c.choices[0][1])) for c in found.with_one_more(lean, 5)]
+    more = [set(found.picture.stored(c.choices[0][1])) for c in with_one_more(found, lean, 5)]
     assert 1 < len(more) <= 5
     assert all(stored < other and len(other) == len(stored) + 1 for other in more)
-    assert found.with_one_more(found.everything, 5) == []
+    assert with_one_more(found, found.everything, 5) == []
 
 
 def test_what_is_only_just_too_large_is_tried_with_one_value_more():
@@ -99,7 +102,7 @@ def test_what_is_only_just_too_large_is_tried_with_one_value_more():
     least, _ = within(found, judge, limit, judge.ask(found.everything))
     assert least.peak_bytes == limit + 1
     known = set(judge.verdicts)
-    neighbours = [c.policy for c in found.with_one_more(least.candidate, rounds._NEIGHBOURS)]
+    neighbours = [c.policy for c in with_one_more(found, least.candidate, rounds._NEIGHBOURS)]
     assert neighbours
     assert known >= set(neighbours)  # all were asked
     judge = Lucky()
@@ -128,7 +131,8 @@ NOTHING = Candidate(jaxremat.parse("everything"), 237320, FlopCount(), 0.0)
 class Ladder:
     """A search and a judge of a list of candidates."""
 
-    compiles, forward_cost, input_bytes = True, 1000.0, 0
+    compiles, forward_cost, input_bytes, has_blocks, has_names = True, 1000.0, 0, False, False
+    subject = SimpleNamespace(scans=1)  # no values to choose among
 
     def __init__(self, ladder=LADDER):
         self.verdicts = {}

@@ -14,6 +14,7 @@ from jaxremat.flops import count_flops
 from jaxremat.plan.cut import lower_bound, stored_sets
 from jaxremat.plan.exhaustive import ExhaustiveSearch
 from jaxremat.plan.knapsack import Knapsack
+from jaxremat.plan.neighbours import but_for_the_last
 from jaxremat.plan.search import Search
 from jaxremat.plan.segments import Option, Stretch
 from jaxremat.plan.task import standard
@@ -195,13 +196,13 @@ def test_what_was_made_last_need_not_be_recomputed():
     ws, x = [MATRIX] * 4, jax.ShapeDtypeStruct((rows, SIDE), jnp.float32)
     search = search_of(loss, ws, x, platform="gpu")
     product = 2 * rows * SIDE * SIDE
-    found = search.but_for_the_last(jaxremat.parse("names:*"))
+    found = but_for_the_last(search, jaxremat.parse("names:*"))
     assert search.of_policy(jaxremat.parse("names:*")).contraction_flops == 4 * product
     assert found.contraction_flops == 3 * product
     known = [c.policy for c in standard(search)]
     assert found.policy in known
     # Every second of the outputs 1, 2 and 3, from the end: 2 is left out, and computed again with 3, for both.
-    paired = search.but_for_the_last(jaxremat.parse("names:*"), every=2)
+    paired = but_for_the_last(search, jaxremat.parse("names:*"), every=2)
     assert paired.contraction_flops == 3 * product
     (choice,), (other,) = ([choice for _, choice in c.choices] for c in (found, paired))
     assert choice.stored_bytes - other.stored_bytes == rows * SIDE * 4

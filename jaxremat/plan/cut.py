@@ -15,7 +15,7 @@ Every price also proves a bound (Lagrange): no schedule that keeps at most M byt
 of however many levels, recomputes less than `cut(price) - price · M`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from jaxremat.plan.operations import Operation, Operations
 # scipy's flows are 32-bit integers. All finite capacities together stay below this; what counts as infinite lies above.
 _MOST = 2**29
 _MOST_SETS = 12
+# Where many values are equally worth storing, those that are made late are taken for smaller by up to this part.
+_TIE = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,47 @@ def lower_bound(sets: Sequence[StoredSet], kept_bytes: float, host_price: float 
     return max([0.0, *(cut - price * kept_bytes for price, cut in proofs)])
 
 
+def more_stored(
+    operations: Operations, cost: Callable[[Operation], float], stored: Collection[int], spare_bytes: int
+) -> frozenset[int]:
+    """Returns what is best stored beside values that are stored anyway, in at most so many bytes; of equals the last.
+
+    Args:
+        operations: the graph.
+        cost: what running an operation again costs, never negative.
+        stored: the numbers of the values that are stored.
+        spare_bytes: what the others may take together.
+    """
+    network = _Network(operations, cost)
+    places = sorted({operations.place[v] for v in network.values})
+    rank = {place: i / len(places) for i, place in enumerate(places)}
+    late = [1 - _TIE * rank[operations.place[v]] for v in network.values]
+    network.bytes = network.bytes * late * [v not in stored for v in network.values]
+
+    def others(found: StoredSet) -> frozenset[int]:
+        return found.stored.difference(stored)
+
+    def spent(found: StoredSet) -> float:
+        chosen = others(found)
+        return float(sum(size for v, size in zip(network.values, network.bytes, strict=True) if v in chosen))
+
+    def fits(found: StoredSet) -> bool:
+        return sum(operations.least_sizes[v] for v in others(found)) <= spare_bytes
+
+    larger, smaller = network.solve(0.0), network.given(stored)
+    if fits(larger):
+        return others(larger)
+    while (saved := spent(larger) - spent(smaller)) > 0:
+        between = network.solve((smaller.recomputed_cost - larger.recomputed_cost) / saved)
+        if between.stored in (larger.stored, smaller.stored):
+            break
+        if fits(between):
+            smaller = between
+        else:
+            larger = between
+    return others(smaller)
+
+
 class _Network:
     """The flow network of one graph; capacities are set anew for every price."""
 
@@ -114,6 +157,21 @@ class _Network:
                     needed.add(u)
                     todo.append(u)
         return needed
+
+    def given(self, stored: Collection[int]) -> StoredSet:
+        """Returns these values as a choice; of them, those that are needed."""
+        operations, again, used = self.operations, set[int](), set[int]()
+        todo = list(operations.read_backward)
+        while todo:
+            value = todo.pop()
+            maker = operations.maker[value]
+            if value in stored:
+                used.add(value)
+            elif maker not in again:
+                again.add(maker)
+                todo += operations.forward[maker].reads
+        cost = float(sum(c for c, e in zip(self.costs, self.again, strict=True) if e in again))
+        return self._set(frozenset(used), cost, (0.0, 0.0))
 
     def solve(self, price: float | None) -> StoredSet:
         """Returns the best choice at a price per byte; None stores nothing."""

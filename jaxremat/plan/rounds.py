@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Verdict
+from jaxremat.plan.neighbours import filled, with_cuts_for_the_last, with_one_more
 from jaxremat.plan.search import Search
-from jaxremat.plan.task import standard
+from jaxremat.plan.task import BLOCKS, EVERY, standard
 
 # So many plans are compiled, and one more for the least that would be better; or so many while nothing has fitted.
 _ROUNDS, _MOST_ROUNDS = 4, 8
@@ -27,8 +30,14 @@ _RETREAT = 64
 _BARE = 2
 # Where the model expected this part too much of all that was compiled, so many more are asked for that it expects not to fit.
 _FAR, _FURTHER = 0.125, 2
+# So many of those that store what blocks give, and behind the last but one what a minimum cut does, are asked for.
+_LAST = 6
+# What is left of the limit is filled so often, where that is at least this part of it.
+_FILLS, _SPARE = 3, 128
 # Where nothing fits, and the smallest exceeds the limit by at most this part, so many that store one value more are asked for.
 _NEAR, _NEIGHBOURS = 256, 12
+
+_Found = TypeVar("_Found")
 
 
 def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple[Verdict, float]:
@@ -41,7 +50,9 @@ def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple
     rounds.mixtures()
     rounds.standards()
     rounds.further()
+    rounds.last_part()
     rounds.bare()
+    rounds.filled()
     rounds.near()
     return rounds.fit or min(rounds.verdicts, key=lambda v: v.peak_bytes), rounds.seconds
 
@@ -74,7 +85,7 @@ class _Rounds:
         fitting = (v for v in self.verdicts if v.peak_bytes <= self._limit)
         return min(fitting, key=lambda v: (v.candidate.order[:2], v.peak_bytes), default=None)
 
-    def _timed(self, find: Callable[[], tuple[int, Candidate | None]]) -> tuple[int, Candidate | None]:
+    def _timed(self, find: Callable[[], _Found]) -> _Found:
         start = time.perf_counter()
         found = find()
         self.seconds += time.perf_counter() - start
@@ -184,6 +195,37 @@ class _Rounds:
             if better is None or not self._is_worth(better) or self._judge.ask(better).peak_bytes > self._limit:
                 return
 
+    def last_part(self) -> None:
+        """Asks for what stores what blocks give, and of the last of them what a minimum cut does.
+
+        What is stored behind the last border is all in use when the backward pass begins: there the peak may be, and the
+        model's error with it, which is much the same for all of them.
+        """
+        if not self._search.has_blocks:
+            return
+        known = [c for every in EVERY for c in with_cuts_for_the_last(self._search, BLOCKS, every)]
+        beyond, asked = min(map(_beyond, self.verdicts), default=0), 0
+        for candidate in sorted(known, key=lambda c: c.order):
+            if asked == _LAST or not self._judge.compiles or not self._is_worth(candidate):
+                return
+            if candidate.predicted_bytes + beyond <= self._limit and candidate.policy not in self._judge.verdicts:
+                self._judge.ask(candidate)
+                asked += 1
+
+    def filled(self) -> None:
+        """Asks for what stores more than the best that fits, by what is left of the limit; by less where that fails."""
+        asked, most = 0, self._limit
+        while self.fit is not None and self._judge.compiles and asked < _FILLS:
+            spare = min(most, self._limit - self.fit.peak_bytes)
+            if self.fit is self._baseline or spare < self._limit // _SPARE:
+                return
+            candidate = self._timed(partial(filled, self._search, self.fit.candidate, spare))
+            if candidate is None or not self._is_worth(candidate):
+                return
+            if candidate.policy in self._judge.verdicts or self._judge.ask(candidate).peak_bytes > self._limit:
+                most = spare // 2
+            asked += 1
+
     def bare(self) -> None:
         """Asks once more, without their small values, for those of what failed that may have failed by these alone."""
         failed = [v for v in self.verdicts if v.peak_bytes > self._limit and self._judge.compiles]
@@ -207,6 +249,6 @@ class _Rounds:
         least = min(self.verdicts, key=lambda v: v.peak_bytes)
         if least.peak_bytes - self._limit > self._limit // _NEAR:
             return
-        for candidate in self._search.with_one_more(least.candidate, _NEIGHBOURS):
+        for candidate in with_one_more(self._search, least.candidate, _NEIGHBOURS):
             if self._judge.ask(candidate).peak_bytes <= self._limit:
                 break

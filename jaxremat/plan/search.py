@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from jaxremat import policy as p
-from jaxremat.choice import Mark, choose, small_and_marked
-from jaxremat.compat import Var
+from jaxremat.choice import Choice, Mark, choose, small_and_marked
+from jaxremat.compat import JaxprEqn, Var
 from jaxremat.flops import FlopCount
+from jaxremat.fusion import CONTRACTIONS
 from jaxremat.graph import Graph
 from jaxremat.plan.candidate import Candidate, best_of
-from jaxremat.plan.cut import lower_bound, stored_sets
+from jaxremat.plan.cut import lower_bound, more_stored, stored_sets
 from jaxremat.plan.knapsack import Knapsack
 from jaxremat.plan.nesting import Nesting
 from jaxremat.plan.objective import Link
@@ -87,6 +88,16 @@ class Search:
         return Nesting(self.segments, self._cost, self.lifetimes.without_remat() - self.lifetimes.fixed_bytes)
 
     @cached_property
+    def has_names(self) -> bool:
+        """Whether any value is tagged."""
+        return any(labels.names for labels in self.graph.labels.values())
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether what its blocks give is tagged, and these are no steps of a scan."""
+        return self.has_names and not self.subject.scans
+
+    @cached_property
     def forward_contractions(self) -> int:
         """The operations of the forward pass' convolutions and matrix products."""
         count = self.operations.forward_count
@@ -135,7 +146,7 @@ class Search:
     @cached_property
     def _unmixed(self) -> list[Candidate]:
         """What the minimum cuts store, each at one price for the whole function."""
-        return [self._known_of(s.stored, ()) for s in self.sets]
+        return [self.of_stored(s.stored) for s in self.sets]
 
     def leanest(self) -> Candidate:
         """Returns the candidate that is expected to need the least."""
@@ -157,19 +168,12 @@ class Search:
     def _mixture(self, limit_bytes: int) -> Candidate | None:
         """What the programme over stretches finds under a limit."""
         found = self.knapsack.best(limit_bytes * self._chips - self.lifetimes.fixed_bytes)
-        return None if found is None else self._known_of(found[0], (), found[1])
-
-    def _known_of(
-        self, stored: frozenset[int], again: tuple[frozenset[int], ...], host: frozenset[int] = frozenset()
-    ) -> Candidate:
-        if (stored, again, host) not in self._known:
-            self._known[stored, again, host] = self.of_stored(stored, again, host)
-        return self._known[stored, again, host]
+        return None if found is None else self.of_stored(found[0], (), found[1])
 
     def _nested(self, limit_bytes: int) -> Candidate | None:
         """What several levels find under a limit."""
         levels = self.nesting.best(limit_bytes * self._chips - self.lifetimes.fixed_bytes)
-        return None if levels is None else self._known_of(levels[0], tuple(levels[1:]))
+        return None if levels is None else self.of_stored(levels[0], levels[1:])
 
     def of_stored(
         self, numbers: Iterable[int], again: Sequence[Iterable[int]] = (), host: Iterable[int] = ()
@@ -181,6 +185,12 @@ class Search:
             again: those that are kept when they were recomputed, level by level.
             host: those of the stored values that are kept in host memory.
         """
+        key = frozenset(numbers), tuple(map(frozenset, again)), frozenset(host)
+        if key not in self._known:
+            self._known[key] = self._of_stored(*key)
+        return self._known[key]
+
+    def _of_stored(self, numbers: frozenset[int], again: tuple[frozenset[int], ...], host: frozenset[int]) -> Candidate:
         marks = {self.operations.variables[n]: Mark("plan") for n in numbers}
         outer = exactly(self.graph, small_and_marked(self.graph, marks), {self.operations.variables[n] for n in host})
         levels = [tuple(self.graph.value_of[self.operations.variables[n]].position for n in level) for level in again]
@@ -208,52 +218,35 @@ class Search:
         picture = Picture(self.subject.cut(policy), self._cost, self._platform, self.link, self._by_cost)
         return picture.candidate(picture.choice, policy)
 
-    def but_for_the_last(self, policy: p.Policy, every: int = 1) -> Candidate:
-        """Returns what a policy stores, and with it all that is made behind the last but one of its large values.
-
-        The backward pass begins there: what would be recomputed has only just been made.
-
-        Args:
-            policy: the policy.
-            every: of its large values so many-th are stored, counted from the end: where it stores what blocks give, this
-                makes segments of so many blocks.
-        """
-        stored = self.picture.stored(choose(self.graph, policy))
-        places = sorted({self.operations.place[n] for n in stored})
-        behind = (n for n in self.operations.read_backward if len(places) > 1 and self.operations.place[n] > places[-2])
-        kept = {*places[-1:], *places[-2::-every]}
-        return self.of_stored({n for n in stored if self.operations.place[n] in kept}.union(behind))
-
     def without_small(self, candidate: Candidate) -> tuple[Candidate, int]:
         """Returns a candidate that stores the same but for small values, and how many bytes those take at most.
 
-        They are worth storing, but there are many of them, and a compiler may give each a tile of memory.
+        They are worth storing, but there are many of them, and a compiler may give each a tile of memory. What is made from
+        results of convolutions and products that would have to run again is kept: the loss of a classifier, from its logits.
         """
         if isinstance(candidate.policy, p.Everything) or candidate.choices[0][1].graph is not self.graph:
             return candidate, 0
         kept, large = candidate.choices[0][1].kept, candidate.choices[0][1].large
-        policy = exactly(self.graph, list(large), {v for v, mark in large.items() if mark.host})
+        bare = self._bare(candidate.choices[0][1])
+        policy = exactly(self.graph, bare, {v for v, mark in large.items() if mark.host})
         if isinstance(policy, p.Values) and isinstance(candidate.policy, p.Values):
             policy = replace(policy, again=candidate.policy.again)
-        return self.of_policy(policy), (len(kept) - len(large)) * TILE_BYTES
+        small = [self.graph.value_of[v].size_bytes for v in kept.keys() - set(bare)]
+        return self.of_policy(policy), sum(max(size, TILE_BYTES) for size in small)
 
-    def with_one_more(self, candidate: Candidate, most: int) -> list[Candidate]:
-        """Returns what a candidate stores with one value more, for at most so many of those that are recomputed.
+    def _bare(self, choice: Choice) -> list[Var]:
+        """Returns what a choice stores, without small values but for those that no convolution or product has to run for."""
+        forward, large = self.graph.forward, choice.large
+        again = choose(self.graph, exactly(self.graph, [*large])).run_twice - choice.run_twice
+        made = set[Var]()  # small values from what would run again
+        for index, eqn in enumerate(forward):
+            if (index in again and eqn.primitive.name in CONTRACTIONS) or not made.isdisjoint(_read(eqn)):
+                made.update(v for v in eqn.outvars if self.graph.value_of[v].size_bytes <= self.graph.small_bytes)
+        return [v for v in choice.kept if v in large or v in made]
 
-        They are spread over the function; the least recomputation first. Of a function with scans there are none.
-        """
-        if not isinstance(candidate.policy, p.Values) or self.subject.scans:
-            return []
-        choice = candidate.choices[0][1]
-        stored, host = self.picture.stored(choice), self.picture.host(choice)
-        levels = [
-            [n for position in level if (n := self.operations.number(self.graph.values[position].var)) is not None]
-            for level in candidate.policy.again
-        ]
-        again = set(self.operations.read_backward).difference(stored, *levels)
-        ordered = sorted(again, key=self.operations.place.__getitem__)
-        found = [self.of_stored({*stored, n}, levels, host) for n in ordered[:: max(1, -(-len(ordered) // most))]]
-        return sorted(found, key=lambda c: c.order)
+    def more_stored(self, stored: Collection[int], spare_bytes: int) -> frozenset[int]:
+        """Returns what is best stored beside these values in so many bytes on a chip."""
+        return more_stored(self.operations, self._cost, stored, spare_bytes * self._chips)
 
     def _on_one_chip(self, candidate: Candidate) -> Candidate:
         return replace(candidate, predicted_bytes=candidate.predicted_bytes // self._chips)
@@ -270,6 +263,10 @@ class Search:
     def _beside_inputs(self, limit_bytes: int) -> int:
         """What a limit leaves beside the inputs, on all chips; what a compiler can put elsewhere counts as left."""
         return (limit_bytes + self.near_bytes) * self._chips - self.lifetimes.input_bytes
+
+
+def _read(eqn: JaxprEqn) -> list[Var]:
+    return [v for v in eqn.invars if isinstance(v, Var)]
 
 
 def exactly(graph: Graph, kept: Sequence[Var], host: Collection[Var] = ()) -> p.Policy:

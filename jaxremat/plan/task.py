@@ -12,6 +12,7 @@ from jaxremat.errors import PolicyError, TargetError
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Step
 from jaxremat.plan.loops import make_search
+from jaxremat.plan.neighbours import but_for_the_last
 from jaxremat.plan.objective import cost_of, link_of
 from jaxremat.plan.search import Search
 from jaxremat.plan.subject import Subject
@@ -19,8 +20,8 @@ from jaxremat.spelling import parse
 from jaxremat.targets import Target, find_target
 
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Of the tagged values so many-th are stored.
-_EVERY = (1, 2, 4)
+# What blocks give is tagged by convention; of these values so many-th are stored.
+BLOCKS, EVERY = parse("names:*"), (1, 2, 4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +101,13 @@ def task(
 def standard(search: Search) -> list[Candidate]:
     """Returns the standard policies, the one that recomputes least first."""
     found = list[Candidate]()
-    names = any(labels.names for labels in search.graph.labels.values())
     segments = (f"segments:{count}" for count in _SEGMENTS)
     scans = search.subject.scans
     # What is commonly done: the body of a scan is rematerialized, in runs or not, and the function round it is not.
     runs = [f"{run}*{policy}" for policy in ("dots", "nothing") for run in search.runs]
     inside = ["dots", "dots_no_batch", "nothing", *runs] if scans else []
     bodies = [f"loops:everything{f'|{body}' * scans}" for body in inside]
-    more = ["names:*"] if names else []
+    more = ["names:*"] if search.has_names else []
     if search.link is not None:
         more += [f"offload:{spelling}" for spelling in ("dots", *more)]
     for spelling in ("dots", "dots_no_batch", "segments:sqrt", "nothing", *segments, *bodies, *more):
@@ -115,6 +115,6 @@ def standard(search: Search) -> list[Candidate]:
             found.append(search.of_policy(parse(spelling)))
         except PolicyError:  # segments of a function that cannot be cut; runs that are not those of all its scans
             continue
-    if names and not scans:
-        found += [search.but_for_the_last(parse("names:*"), every) for every in _EVERY]
+    if search.has_blocks:
+        found += [but_for_the_last(search, BLOCKS, every, parts) for every in EVERY for parts in (1, 0)]
     return sorted(found, key=lambda c: c.order)
