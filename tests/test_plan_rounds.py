@@ -12,7 +12,7 @@ from jaxremat.flops import FlopCount
 from jaxremat.plan import rounds
 from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.judge import Verdict
-from jaxremat.plan.neighbours import with_one_more
+from jaxremat.plan.neighbours import filled, with_one_more
 from jaxremat.plan.rounds import within
 
 ROWS, SIDE, DEPTH = 4096, 64, 6
@@ -113,6 +113,59 @@ def test_what_is_only_just_too_large_is_tried_with_one_value_more():
     judge = Lucky()
     within(found, judge, limit - limit // 100, judge.ask(found.everything))
     assert not set(neighbours) <= set(judge.verdicts)
+
+
+def test_room_is_filled():
+    """All that is left of a limit is offered; of what the model thinks fits, the compiler may say otherwise."""
+    found, judge = search(), Tiled()
+    lean = found.best(found.everything.predicted_bytes * 2 // 3)
+    value = ROWS * SIDE * 4
+    assert filled(found, lean, value - 1) is None
+    more = filled(found, lean, 2 * value)
+    assert sum(stored(more)) - sum(stored(lean)) == 2 * value
+    assert more.order < lean.order
+    # Without small values it stays without them.
+    bare = filled(found, found.without_small(lean)[0], 2 * value)
+    assert min(stored(bare)) > SIDE * 4
+    # A limit beside which nothing else is asked: what fits is known, and leaves room for two values more.
+    baseline, known = judge.ask(found.everything), judge.ask(lean)
+    filling = rounds._Rounds(found, judge, known.peak_bytes + 2 * value, baseline)
+    filling.filled()
+    assert filling.fit is not known
+    assert filling.fit.candidate.order <= more.order
+    assert filling.fit.peak_bytes <= known.peak_bytes + 2 * value
+
+    class Greedy(Tiled):
+        """All but what is known already needs more than there is."""
+
+        def ask(self, candidate):
+            self.verdicts.setdefault(candidate.policy, Verdict(candidate, found.everything.predicted_bytes, None))
+            return self.verdicts[candidate.policy]
+
+    greedy = Greedy()
+    greedy.verdicts[lean.policy] = known
+    filling = rounds._Rounds(found, greedy, known.peak_bytes + 4 * value, baseline)
+    filling.filled()
+    assert filling.fit is known
+    assert 2 <= len(greedy.verdicts) - 1 <= rounds._FILLS
+
+
+def test_what_a_product_made_stays_where_small_values_are_left_out():
+    """Logits are small, and so is their sum of exponentials: without that the product would run again."""
+    classes = 4
+
+    def loss(w, head, x):
+        x = jnp.tanh(x @ w)
+        logits = x @ head
+        return (jax.nn.logsumexp(logits, axis=1) ** 2).sum()
+
+    shape = jax.ShapeDtypeStruct
+    args = shape((SIDE, SIDE), jnp.float32), shape((SIDE, classes), jnp.float32), shape((ROWS, SIDE), jnp.float32)
+    found = search_of(loss, *args, argnums=(0, 1))
+    dots = found.of_policy(jaxremat.parse("dots"))
+    bare, small = found.without_small(dots)
+    assert dots.contraction_flops == bare.contraction_flops == 0
+    assert small == 0 or len(stored(bare)) < len(stored(dots))
 
 
 # What was found for GPT-2 by scan on an H100, in tenths of a MiB: predicted and compiled peak, and the cost; the third saves

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plans import MATRIX, SIDE, again, program, recipes, search_of, subsets
+from plans import MATRIX, SIDE, UNIT, again, program, recipes, search_of, subsets
 
 import jaxremat
 from jaxremat.flops import count_flops
-from jaxremat.plan.cut import lower_bound, stored_sets
+from jaxremat.plan.cut import lower_bound, more_stored, stored_sets
 from jaxremat.plan.exhaustive import ExhaustiveSearch
 from jaxremat.plan.knapsack import Knapsack
-from jaxremat.plan.neighbours import but_for_the_last
+from jaxremat.plan.neighbours import but_for_the_last, with_cuts_for_the_last
 from jaxremat.plan.search import Search
 from jaxremat.plan.segments import Option, Stretch
 from jaxremat.plan.task import standard
@@ -117,6 +117,50 @@ def test_minimum_cuts_solve_the_lagrangian(recipe):
         assert lower_bound(sets, kept) <= cheapest_there * (1 + 1e-9)
 
 
+@given(recipe=recipes, given=st.sets(st.integers(0, MOST_VALUES - 1)), spare=st.integers(0, 10))
+@settings(max_examples=40)
+def test_room_is_filled_with_what_saves(recipe, given, spare):
+    """What is added fits and is not there already, more of it saves more; and with room for all nothing runs again."""
+    operations = few_values(recipe).operations
+    stored = {n for n in given if n < operations.forward_values}
+    room = spare * UNIT
+
+    def paid(numbers):
+        return sum(flops(operations.forward[e]) for e in again(operations, numbers))
+
+    more = more_stored(operations, flops, stored, room)
+    assert stored.isdisjoint(more)
+    assert sum(operations.sizes[n] for n in more) <= room
+    assert paid(stored | more) <= paid(stored)
+    assert paid(stored | more_stored(operations, flops, stored, 2 * room)) <= paid(stored | more)
+    assert more_stored(operations, flops, stored | more, 0) == set()
+    all_of_it = more_stored(operations, flops, stored, sum(operations.sizes))
+    assert paid(stored | all_of_it) == paid(set(range(operations.forward_values)))
+
+
+def test_of_what_saves_as_much_the_last_is_stored():
+    """Ten equal layers, each of which reads its product and nothing else from the forward pass; three have room."""
+    layers, rows = 10, 256
+
+    def loss(ws, x):
+        for w in ws:
+            x = jnp.sin(x @ w)
+        return x.sum()
+
+    x = jax.ShapeDtypeStruct((rows, SIDE), jnp.float32)
+    operations = search_of(loss, [MATRIX] * layers, x, platform="gpu").operations
+    products = [
+        n for n in range(operations.forward_values) if operations.forward[operations.maker[n]].contraction_flops
+    ]
+    assert len(products) == layers
+    size = rows * SIDE * 4
+    for room, count in ((3 * size, 3), (4 * size - 1, 3), (0, 0)):
+        more = more_stored(operations, lambda operation: operation.contraction_flops, {products[0]}, room)
+        assert len(more) == count
+        run_again = again(operations, {products[0], *more})
+        assert [n for n in products if operations.maker[n] in run_again] == products[1 : layers - count]
+
+
 def test_the_bound_of_everything_and_of_nothing():
     operations = search_of(program([("dot", -1, 1), ("tanh", -1, 1), ("dot", -1, 1)]), MATRIX, MATRIX).operations
     sets = stored_sets(operations, flops)
@@ -207,6 +251,13 @@ def test_what_was_made_last_need_not_be_recomputed():
     (choice,), (other,) = ([choice for _, choice in c.choices] for c in (found, paired))
     assert choice.stored_bytes - other.stored_bytes == rows * SIDE * 4
     assert paired.policy in known
+    # Behind the last output itself nothing is large: all four products run again, as under `names:*`.
+    head = but_for_the_last(search, jaxremat.parse("names:*"), parts=0)
+    assert head.contraction_flops == 4 * product
+    # The cuts store in the last layer all that is read, its product alone, or nothing.
+    cuts = with_cuts_for_the_last(search, jaxremat.parse("names:*"))
+    assert {c.contraction_flops for c in cuts} == {3 * product, 4 * product}
+    assert cuts == sorted(cuts, key=lambda c: c.order)
 
 
 def test_what_is_kept_counts_once_in_the_forward_pass():

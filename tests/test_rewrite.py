@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+from plans import search_of
 from programs import equations
 
 import jaxremat
 from jaxremat import compat
+from jaxremat.plan.neighbours import but_for_the_last
 from jaxremat.rewrite import backward_program
 
 ROWS, SIDE, DEPTH = 1024, 64, 3
@@ -233,3 +235,37 @@ def test_a_cotangent_that_only_products_read_passes_no_gate():
     ]
     assert gated
     assert (batch, words) not in gated
+
+
+def test_a_transposed_input_passes_no_gate():
+    """Tied embeddings below unrolled blocks: all behind the last block is stored, and the table is transposed once more.
+
+    The logits' cotangent would pass a gate beside the table, and be written for it.
+    """
+    rows, width, words = 64, 32, 512
+
+    def loss(table, weights, tokens):
+        x = table[tokens]
+        for w in weights:
+            x = jaxremat.name(x + jnp.tanh(x @ w), "block")
+        logits = jnp.sin(x) @ table.T
+        return (jax.nn.logsumexp(logits, axis=1) - logits[:, 0]).sum()
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    table, weights = (jax.random.normal(k, shape) for k, shape in zip(keys, ((words, width), (3, width, width))))
+    args = table, list(weights), jax.random.randint(keys[2], (rows,), 0, words)
+    search = search_of(loss, *args, argnums=(0, 1), platform="tpu")
+    head = but_for_the_last(search, jaxremat.parse("names:*"), parts=0)
+    assert head.contraction_flops == 3 * 2 * rows * width * width  # the blocks' products and not the logits
+    wrapped = jaxremat.remat(loss, head.policy)
+    jaxpr = jax.make_jaxpr(jax.grad(wrapped, (0, 1)))(*args)
+    gated = [
+        v.aval.shape
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive.name == "optimization_barrier"
+        for v in eqn.invars
+    ]
+    assert (rows, width) in gated
+    assert (rows, words) not in gated
+    for ours, plain in zip(*(jax.tree.leaves(jax.grad(f, (0, 1))(*args)) for f in (wrapped, loss)), strict=True):
+        assert jnp.allclose(ours, plain, rtol=2e-5, atol=2e-5)

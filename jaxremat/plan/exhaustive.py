@@ -32,7 +32,7 @@ class ExhaustiveSearch(Search):
         for _, order, stored in sorted(weighed, key=lambda w: w[:2]):
             if order < least:
                 least = order
-                curve.append(self._of_stored(frozenset(stored), (), frozenset()))
+                curve.append(self.of_stored(stored))
         return curve
 
     def _sets(self) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
