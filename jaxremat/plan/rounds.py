@@ -32,8 +32,8 @@ _BARE = 2
 _FAR, _FURTHER = 0.125, 2
 # So many of those that store what blocks give, and behind the last but one what a minimum cut does, are asked for.
 _LAST = 6
-# What is left of the limit is filled so often, where that is at least this part of it.
-_FILLS, _SPARE = 3, 128
+# What is left of the limit is filled until so many have failed, where that is at least this part of it.
+_FILLS, _NEAR_FILLS, _SPARE = 2, 6, 128
 # Where nothing fits, and the smallest exceeds the limit by at most this part, so many that store one value more are asked for.
 _NEAR, _NEIGHBOURS = 256, 12
 
@@ -213,18 +213,23 @@ class _Rounds:
                 asked += 1
 
     def filled(self) -> None:
-        """Asks for what stores more than the best that fits, by what is left of the limit; by less where that fails."""
-        asked, most = 0, self._limit
-        while self.fit is not None and self._judge.compiles and asked < _FILLS:
-            spare = min(most, self._limit - self.fit.peak_bytes)
+        """Asks for what stores more than the best that fits, by what is left of the limit; by less where that fails.
+
+        A compiler with memory beside the main one may put it there, and is asked oftener.
+        """
+        near = self._search.near_bytes
+        failed, most = 0, self._limit
+        while self.fit is not None and self._judge.compiles and failed < (_NEAR_FILLS if near else _FILLS):
+            spare = min(most, self._limit - self.fit.peak_bytes + near)
             if self.fit is self._baseline or spare < self._limit // _SPARE:
                 return
             candidate = self._timed(partial(filled, self._search, self.fit.candidate, spare))
             if candidate is None or not self._is_worth(candidate):
                 return
-            if candidate.policy in self._judge.verdicts or self._judge.ask(candidate).peak_bytes > self._limit:
+            is_new = candidate.policy not in self._judge.verdicts
+            if self._judge.ask(candidate).peak_bytes > self._limit:
                 most = spare // 2
-            asked += 1
+                failed += is_new
 
     def bare(self) -> None:
         """Asks once more, without their small values, for those of what failed that may have failed by these alone."""
