@@ -5,7 +5,8 @@ the stored values that the recomputation starts from pass through one `optimizat
 which that equation reads. So no compiler can merge the recomputation with the forward pass (they are different values now)
 or start it before the backward pass has come that far. One barrier opens as much as the choice allows: it stays open until
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
-What reads the cotangent afterwards reads it from behind the gate: a compiler drops from a barrier what nothing reads.
+What reads the cotangent afterwards reads it from behind the gate: a compiler drops from a barrier what nothing reads. Inputs
+that are only transposed or reshaped pass none.
 
 More kinds of barriers hold the compiler to the order in which memory was meant to be freed. A convolution's kernel and other
 operands that compilers prepare in arrays of their own wait for the cotangent. What follows the gradient of a weight or bias
