@@ -6,7 +6,7 @@ which that equation reads. So no compiler can merge the recomputation with the f
 or start it before the backward pass has come that far. One barrier opens as much as the choice allows: it stays open until
 an equation needs a stored value that has not passed it, so a segment is recomputed behind a single gate and fuses freely.
 What reads the cotangent afterwards reads it from behind the gate: a compiler drops from a barrier what nothing reads. Inputs
-that are only transposed or reshaped pass none.
+that are only transposed for products pass none.
 
 More kinds of barriers hold the compiler to the order in which memory was meant to be freed. A convolution's kernel and other
 operands that compilers prepare in arrays of their own wait for the cotangent. What follows the gradient of a weight or bias
@@ -14,6 +14,7 @@ waits for it: compilers would put it off, and keep what it is made of. And so do
 concatenation was split: the parts that are read later are written before it.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,11 +108,25 @@ class _Writer:
         self.ends = _ends(graph.backward)
         # Results that the rest waits for, and a cotangent that the rest reads; and whether it is the gradient of a weight.
         self.finishing = dict[Var, tuple[Var, bool]]()
+        # Sums that several gradients are of the same cotangent: how many are to come, and results that wait for the last.
+        summed = (eqn for eqn in graph.backward if eqn.primitive.name in _SUMS and eqn.outvars[0] in self.ends)
+        self.sums_to_come = Counter(self._shown(eqn.invars[0]) for eqn in summed if self._frees(eqn))
+        self.summed = defaultdict[Atom, list[Var]](list)
+        # JAX sums over the batch first, then over what is left of it: one row. By that row, its sum.
+        sums = ((eqn.invars[0], eqn.outvars[0]) for eqn in graph.backward if eqn.primitive.name in _SUMS)
+        self.sum_of_one = {
+            v: out for v, out in sums if isinstance(v, Var) and size_bytes(v.aval) == size_bytes(out.aval)
+        }
         self.gates = 0  # how many were opened so far
         self.index = 0  # of the equation that is written
         # Gradients of weights that nothing waits for yet, and the bytes of the cotangents that they keep.
         self.unfinished = dict[Var, int]()
         self.parts = list[Var]()  # large parts of cotangents that were cut
+        self.readers = defaultdict[Var, set[str]](set)  # the names of the equations that read a value
+        for eqn in (*graph.forward, *graph.backward):
+            for var in eqn.invars:
+                if isinstance(var, Var):
+                    self.readers[var].add(eqn.primitive.name)
         self.last_read = {v: i for i, eqn in enumerate(graph.backward) for v in eqn.invars if isinstance(v, Var)}
         loops = (i for i, eqn in enumerate(graph.backward) if eqn.primitive.name in _LOOPS)
         self.last_loop = max(loops, default=-1)  # its index
@@ -207,6 +222,7 @@ class _Writer:
 
         That follows the cotangent which the equation reads. Where nothing reads this any more, as the gradient of a weight was
         transposed once more behind its other readers, what waits is recomputation that would take more than the cotangent does.
+        Of several sums of one cotangent (a bias and a table of positions) the last is waited for: they may be one fusion.
         """
         moving, out = self._narrowed(gate_on), eqn.outvars[0]
         if of_weight and not self._is_read_later(gate_on):
@@ -215,10 +231,28 @@ class _Writer:
             # XLA:GPU needs less with it.
             if eqn.primitive.name not in CONTRACTIONS and self.last_loop > self.index:
                 return
-        if isinstance(moving, Var) and compat.varying_axes(moving.aval) == compat.varying_axes(out.aval):
-            gate = compat.barrier([out, moving], eqn)
+        others = list[Var]()
+        if not of_weight:
+            summed = self._shown(gate_on)
+            self.sums_to_come[summed] -= 1
+            if self.sums_to_come[summed] > 0:
+                self.summed[summed].append(self.sum_of_one.get(out, out))
+                return
+            others = self.summed.pop(summed, [])
+        if not isinstance(moving, Var):
+            return
+        axes = compat.varying_axes(moving.aval)
+        finished = [v for v in (*others, out) if compat.varying_axes(v.aval) == axes]
+        if finished:
+            gate = compat.barrier([*finished, moving], eqn)
             self.eqns.append(gate)
-            self.names[out], self.names[moving] = gate.outvars
+            self.names.update(zip((*finished, moving), gate.outvars))
+
+    def _shown(self, atom: Atom) -> Atom:
+        """The backward value that another one shows in another shape or order."""
+        while isinstance(atom, Var) and atom in self.made_by and self.made_by[atom].primitive.name in _LAYOUTS:
+            atom = self.made_by[atom].invars[0]
+        return atom
 
     def _is_read_later(self, var: Var) -> bool:
         return self.last_read.get(var, -1) > self.index
@@ -277,7 +311,7 @@ class _Writer:
                 self._fetch(var, gate_on)
         opened = dict[Var, Var]()
         eqns = [*(self.graph.forward[i] for i in forward), *(self.graph.backward[i] for i in late)]
-        if forward and gate_on is not None and not self._is_input_in_another_layout(eqns, frontier):
+        if forward and gate_on is not None and not self._are_transposed_inputs(eqns, frontier):
             # Small values pass along with large ones, but ask for no gate of their own: it would break a fusion.
             if not self.gate.keys() >= self._to_gate(eqns, frontier).keys():
                 makers = (eqn for eqn in eqns if eqn.primitive.name in (*CONTRACTIONS, *_LOOPS))
@@ -303,12 +337,14 @@ class _Writer:
             self.remade.update(remade)
             self.large_remade.update(dict.fromkeys(filter(self._is_large, remade), self.gates))
 
-    def _is_input_in_another_layout(self, eqns: Sequence[JaxprEqn], frontier: Collection[Var]) -> bool:
-        """Says whether nothing but inputs is transposed: products read them so, and no compiler keeps a copy for them.
+    def _are_transposed_inputs(self, eqns: Sequence[JaxprEqn], frontier: Collection[Var]) -> bool:
+        """Says whether nothing but inputs is transposed, for products alone: these read them so, and no copy is kept.
 
-        A gate would have the cotangent written, of which a logit's may be the largest value of all.
+        A gate would have the cotangent written, of which that of all logits may be the largest value of all.
         """
-        return self.inputs.issuperset(frontier) and all(eqn.primitive.name in _LAYOUTS for eqn in eqns)
+        return self.inputs.issuperset(frontier) and all(
+            eqn.primitive.name == "transpose" and self.readers[eqn.outvars[0]] == {"dot_general"} for eqn in eqns
+        )
 
     def _is_there(self, var: Var) -> bool:
         return var in self.kept or var in self.inputs or (var in self.again and var in self.remade)

@@ -12,8 +12,9 @@ from jaxremat.flops import FlopCount
 from jaxremat.plan import rounds
 from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.judge import Verdict
-from jaxremat.plan.neighbours import filled, with_one_more
+from jaxremat.plan.neighbours import filled, with_cuts_for_the_last, with_one_more
 from jaxremat.plan.rounds import within
+from jaxremat.plan.search import exactly
 
 ROWS, SIDE, DEPTH = 4096, 64, 6
 TILE = 4096
@@ -130,7 +131,7 @@ def test_room_is_filled():
     # A limit beside which nothing else is asked: what fits is known, and leaves room for two values more.
     baseline, known = judge.ask(found.everything), judge.ask(lean)
     filling = rounds._Rounds(found, judge, known.peak_bytes + 2 * value, baseline)
-    filling.filled()
+    filling.fill()
     assert filling.fit is not known
     assert filling.fit.candidate.order <= more.order
     assert filling.fit.peak_bytes <= known.peak_bytes + 2 * value
@@ -145,27 +146,101 @@ def test_room_is_filled():
     greedy = Greedy()
     greedy.verdicts[lean.policy] = known
     filling = rounds._Rounds(found, greedy, known.peak_bytes + 4 * value, baseline)
-    filling.filled()
+    filling.fill()
     assert filling.fit is known
     assert len(greedy.verdicts) - 1 == rounds._FILLS  # 4 values, then 2
 
 
-def test_what_a_product_made_stays_where_small_values_are_left_out():
-    """Logits are small, and so is their sum of exponentials: without that the product would run again."""
-    classes = 4
+def test_what_a_small_product_made_stays_where_small_values_are_left_out():
+    """Logits are small here, and so is their sum of exponentials: without that the last product would run again."""
+    rows, width, classes = 256, 1024, 2
 
-    def loss(w, head, x):
-        x = jnp.tanh(x @ w)
-        logits = x @ head
-        return (jax.nn.logsumexp(logits, axis=1) ** 2).sum()
+    def loss(ws, head, x):
+        for w in ws:
+            h = jnp.sin(x @ w)
+            x = h - h.mean(1, keepdims=True)
+        return (jax.nn.logsumexp(x @ head, axis=1) ** 2).sum()
 
     shape = jax.ShapeDtypeStruct
-    args = shape((SIDE, SIDE), jnp.float32), shape((SIDE, classes), jnp.float32), shape((ROWS, SIDE), jnp.float32)
+    args = (
+        [shape((width, width), jnp.float32)] * 3,
+        shape((width, classes), jnp.float32),
+        shape((rows, width), jnp.float32),
+    )
     found = search_of(loss, *args, argnums=(0, 1))
+    assert found.graph.small_bytes >= rows * classes * 4
     dots = found.of_policy(jaxremat.parse("dots"))
     bare, small = found.without_small(dots)
     assert dots.contraction_flops == bare.contraction_flops == 0
-    assert small == 0 or len(stored(bare)) < len(stored(dots))
+    assert small > 0
+    # Those that stay have a number for each row.
+    kept = [size for size in stored(bare) if size <= found.graph.small_bytes]
+    assert kept
+    assert len(kept) < sum(size <= found.graph.small_bytes for size in stored(dots))
+    large = exactly(found.graph, [*dots.choices[0][1].large])
+    assert found.of_policy(large).contraction_flops == 2 * rows * width * classes
+
+
+def blocks(ws, x):
+    for w in ws:
+        x = jaxremat.name(jnp.sin(jnp.sin(x @ w) @ w), "block")
+    return (x**2).sum()
+
+
+class Choosy(Tiled):
+    """A compiler under which everything needs what the model expects, and what is wanted, half of it."""
+
+    def __init__(self, wanted=None):
+        super().__init__()
+        self.wanted = wanted
+
+    def ask(self, candidate):
+        peak = candidate.predicted_bytes // (2 if candidate.policy == self.wanted else 1)
+        return self.verdicts.setdefault(candidate.policy, Verdict(candidate, peak, None))
+
+
+def test_cuts_for_the_last_part_are_asked_for():
+    """What stores the blocks' results, and of the last block its first product: half of that block runs again."""
+    shape = jax.ShapeDtypeStruct
+    found = search_of(blocks, [shape((SIDE, SIDE), jnp.float32)] * DEPTH, shape((ROWS, SIDE), jnp.float32))
+    cuts = with_cuts_for_the_last(found, rounds.BLOCKS)
+    cheapest = cuts[0]
+    judge = Choosy(cheapest.policy)
+    named = found.of_policy(jaxremat.parse("names:*"))
+    limit = cheapest.predicted_bytes - named.predicted_bytes // 2
+    baseline = judge.ask(found.everything)
+    asking = rounds._Rounds(found, judge, limit, baseline)
+    judge.verdicts[named.policy] = Verdict(
+        named, named.predicted_bytes // 2, None
+    )  # which tells how wrong the model is
+    asking.last_part()
+    assert asking.fit.candidate.policy == cheapest.policy
+    assert len(judge.verdicts) <= 3 + rounds._LAST
+
+
+def test_a_plan_is_filled():
+    """Of all that `within` asks for, what the filling adds is all that would fit."""
+    shape = jax.ShapeDtypeStruct
+    found = search_of(blocks, [shape((SIDE, SIDE), jnp.float32)] * DEPTH, shape((ROWS, SIDE), jnp.float32))
+    limit = found.everything.predicted_bytes * 3 // 4
+
+    class Small(Tiled):
+        """A compiler that needs a third less than expected for what it was not asked before with the model's limits."""
+
+        def ask(self, candidate):
+            return self.verdicts.setdefault(
+                candidate.policy, Verdict(candidate, candidate.predicted_bytes * 2 // 3, None)
+            )
+
+    judge = Small()
+    baseline = Verdict(found.everything, found.everything.predicted_bytes, None)
+    judge.verdicts[baseline.candidate.policy] = baseline
+    lean = judge.ask(found.best(limit * 2 // 3))
+    filling = rounds._Rounds(found, judge, limit, baseline)
+    filling.fill()
+    assert filling.fit is not lean
+    assert filling.fit.candidate.order < lean.candidate.order
+    assert lean.peak_bytes < filling.fit.peak_bytes <= limit
 
 
 # What was found for GPT-2 by scan on an H100, in tenths of a MiB: predicted and compiled peak, and the cost; the third saves

@@ -117,12 +117,12 @@ def test_minimum_cuts_solve_the_lagrangian(recipe):
         assert lower_bound(sets, kept) <= cheapest_there * (1 + 1e-9)
 
 
-@given(recipe=recipes, given=st.sets(st.integers(0, MOST_VALUES - 1)), spare=st.integers(0, 10))
+@given(recipe=recipes, kept=st.sets(st.integers(0, MOST_VALUES - 1)), spare=st.integers(0, 10))
 @settings(max_examples=40)
-def test_room_is_filled_with_what_saves(recipe, given, spare):
+def test_room_is_filled_with_what_saves(recipe, kept, spare):
     """What is added fits and is not there already, more of it saves more; and with room for all nothing runs again."""
     operations = few_values(recipe).operations
-    stored = {n for n in given if n < operations.forward_values}
+    stored = {n for n in kept if n < operations.forward_values}
     room = spare * UNIT
 
     def paid(numbers):

@@ -269,3 +269,22 @@ def test_a_transposed_input_passes_no_gate():
     assert (rows, words) not in gated
     for ours, plain in zip(*(jax.tree.leaves(jax.grad(f, (0, 1))(*args)) for f in (wrapped, loss)), strict=True):
         assert jnp.allclose(ours, plain, rtol=2e-5, atol=2e-5)
+
+
+def test_sums_of_one_cotangent_are_waited_for_together():
+    """A bias and a table of positions, added one after the other: XLA:TPU computes both gradients in one fusion."""
+    steps, width, rows = 64, 64, 128  # the cotangent has 2 MiB: smaller ones are not waited for
+
+    def loss(w, bias, table, x):
+        x = (jnp.sin(x) @ w + bias).reshape(rows, steps, width)
+        return (jnp.tanh(x + table) ** 2).sum()
+
+    args = shapes(width, width), shapes(width), shapes(steps, width), shapes(rows * steps, width)
+    jaxpr, made_by = equations_of(loss, "dots", *args)
+    _, of_bias, of_table, _ = jaxpr.outvars
+    (row,) = made_by[of_bias].invars  # one row, which is what the sum over the batch leaves
+    gate = made_by[row]
+    assert gate.primitive.name == "optimization_barrier"
+    assert made_by[of_table] is gate
+    cotangents = [v for v in gate.outvars if v not in (row, of_table)]
+    assert [v.aval.size for v in cotangents] == [rows * steps * width]

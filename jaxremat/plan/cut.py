@@ -27,6 +27,8 @@ _MOST = 2**29
 _MOST_SETS = 12
 # Where many values are equally worth storing, those that are made late are taken for smaller by up to this part.
 _TIE = 1 / 16
+# So often room is filled anew.
+_MOST_CUTS = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def lower_bound(sets: Sequence[StoredSet], kept_bytes: float, host_price: float 
 def more_stored(
     operations: Operations, cost: Callable[[Operation], float], stored: Collection[int], spare_bytes: int
 ) -> frozenset[int]:
-    """Returns what is best stored beside values that are stored anyway, in at most so many bytes; of equals the last.
+    """Returns what is well stored beside values that are stored anyway, in at most so many bytes; of equals the last.
+
+    Each cut takes what saves most per byte as long as that fits; what is left is cut once more, without what is too large.
 
     Args:
         operations: the graph.
@@ -95,23 +99,36 @@ def more_stored(
         stored: the numbers of the values that are stored.
         spare_bytes: what the others may take together.
     """
-    network = _Network(operations, cost)
+    network, sizes = _Network(operations, cost), operations.least_sizes
     places = sorted({operations.place[v] for v in network.values})
     rank = {place: i / len(places) for i, place in enumerate(places)}
-    late = [1 - _TIE * rank[operations.place[v]] for v in network.values]
-    network.bytes = network.bytes * late * [v not in stored for v in network.values]
+    late = np.array([1 - _TIE * rank[operations.place[v]] for v in network.values])
+    own_bytes, chosen = network.bytes, frozenset(stored)
+    for _ in range(_MOST_CUTS):
+        left = spare_bytes - sum(sizes[v] for v in chosen.difference(stored))
+        network.bytes = own_bytes * late * [v not in chosen for v in network.values]
+        network.barred = np.array([v not in chosen and sizes[v] > left for v in network.values], bool)
+        found = _most_within(network, chosen, left)
+        if not found:
+            break
+        chosen |= found
+    return chosen.difference(stored)
+
+
+def _most_within(network: "_Network", stored: frozenset[int], spare_bytes: int) -> frozenset[int]:
+    """Returns what the cut stores beside some values at the lowest price at which it fits."""
+    size_of = dict(zip(network.values, network.bytes, strict=True))
 
     def others(found: StoredSet) -> frozenset[int]:
         return found.stored.difference(stored)
 
     def spent(found: StoredSet) -> float:
-        chosen = others(found)
-        return float(sum(size for v, size in zip(network.values, network.bytes, strict=True) if v in chosen))
+        return float(sum(size_of[v] for v in others(found)))
 
     def fits(found: StoredSet) -> bool:
-        return sum(operations.least_sizes[v] for v in others(found)) <= spare_bytes
+        return sum(network.operations.least_sizes[v] for v in others(found)) <= spare_bytes
 
-    larger, smaller = network.solve(0.0), network.given(stored)
+    larger, smaller = network.solve(0.0), network.set_of(stored)
     if fits(larger):
         return others(larger)
     while (saved := spent(larger) - spent(smaller)) > 0:
@@ -144,6 +161,7 @@ class _Network:
         arcs += [(place_r[e], 1) for e in again]
         self.again, self.arcs = again, np.array(arcs, np.int32).reshape(-1, 2)
         self.bytes = np.array([operations.least_sizes[v] for v in self.values], float)
+        self.barred = np.zeros(len(self.values), bool)  # what is never stored
         self.nodes = 2 + len(self.values) + len(again)
 
     def _needed(self) -> set[int]:
@@ -158,8 +176,8 @@ class _Network:
                     todo.append(u)
         return needed
 
-    def given(self, stored: Collection[int]) -> StoredSet:
-        """Returns these values as a choice; of them, those that are needed."""
+    def set_of(self, stored: Collection[int]) -> StoredSet:
+        """Returns the choice that stores those of these values that are needed."""
         operations, again, used = self.operations, set[int](), set[int]()
         todo = list(operations.read_backward)
         while todo:
@@ -182,7 +200,7 @@ class _Network:
         total = float(self.costs.sum() + price * self.bytes.sum())
         scale = _MOST / total if total else 1.0
         capacities = np.full(len(self.arcs), 2 * _MOST, np.int32)
-        capacities[self.stores] = np.floor(price * self.bytes * scale)
+        capacities[self.stores] = np.where(self.barred, 2 * _MOST, np.floor(price * self.bytes * scale))
         # What costs nothing to run again is dearer than nothing, so that of equal choices the smaller is made.
         capacities[self.runs] = np.maximum(1, np.floor(self.costs * scale))
         # It loads for as long as all of jaxremat, and not every user plans.

@@ -64,18 +64,18 @@ def with_one_more(search: Search, candidate: Candidate, most: int) -> list[Candi
 def filled(search: Search, candidate: Candidate, spare_bytes: int) -> Candidate | None:
     """Returns what a candidate stores with what saves most beside it in so many bytes on a chip; None where nothing does.
 
-    It stores small values if that one does. Of a function with scans there is none.
+    It stores the small values that are worth it if that one does. Of a function with scans there is none.
     """
     parts = _parts(search, candidate)
     if parts is None:
         return None
     stored, levels, host = parts
     more = search.more_stored(stored, spare_bytes)
-    if not more.difference(*levels):
+    if not more:
         return None
-    kept, large = candidate.choices[0][1].kept, candidate.choices[0][1].large
     found = search.of_stored(stored | more, [level - more for level in levels], host)
-    return found if len(kept) > len(large) else search.without_small(found)[0]
+    is_bare = search.without_small(candidate)[0].policy == candidate.policy
+    return search.without_small(found)[0] if is_bare else found
 
 
 def _parts(

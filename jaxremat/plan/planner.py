@@ -102,7 +102,7 @@ def plan(
 
     The search knows costs and sizes of every value: minimum cuts say what is worth storing at every price of a byte,
     and a dynamic programme over the function's waists mixes them so that at no time too much is in use. Then the target's
-    compiler judges, about five plans (more while none fits) and those standard policies that would recompute less, and
+    compiler judges, from five plans on (more while none fits) and those standard policies that would recompute less, and
     what is left of the budget is filled with what saves most; the cheapest that fits wins, so a plan is never worse than
     the standard ones are. No rematerialization competes too, and wins where it fits.
 

@@ -32,8 +32,8 @@ _BARE = 2
 _FAR, _FURTHER = 0.125, 2
 # So many of those that store what blocks give, and behind the last but one what a minimum cut does, are asked for.
 _LAST = 6
-# What is left of the limit is filled until so many have failed, where that is at least this part of it.
-_FILLS, _NEAR_FILLS, _SPARE = 2, 6, 128
+# What is left of the limit is filled until so many have failed or were tried, where that is at least this part of it.
+_FILLS, _NEAR_FILLS, _MOST_FILLS, _SPARE = 2, 6, 8, 128
 # Where nothing fits, and the smallest exceeds the limit by at most this part, so many that store one value more are asked for.
 _NEAR, _NEIGHBOURS = 256, 12
 
@@ -52,7 +52,7 @@ def within(search: Search, judge: Judge, limit: int, baseline: Verdict) -> tuple
     rounds.further()
     rounds.last_part()
     rounds.bare()
-    rounds.filled()
+    rounds.fill()
     rounds.near()
     return rounds.fit or min(rounds.verdicts, key=lambda v: v.peak_bytes), rounds.seconds
 
@@ -201,35 +201,17 @@ class _Rounds:
         What is stored behind the last border is all in use when the backward pass begins: there the peak may be, and the
         model's error with it, which is much the same for all of them.
         """
-        if not self._search.has_blocks:
+        if not self._search.has_blocks or not self._judge.compiles:
             return
-        known = [c for every in EVERY for c in with_cuts_for_the_last(self._search, BLOCKS, every)]
-        beyond, asked = min(map(_beyond, self.verdicts), default=0), 0
+        search = self._search
+        known = self._timed(lambda: [c for every in EVERY for c in with_cuts_for_the_last(search, BLOCKS, every)])
+        beyond, asked = min(map(_beyond, self._others), default=0), 0
         for candidate in sorted(known, key=lambda c: c.order):
-            if asked == _LAST or not self._judge.compiles or not self._is_worth(candidate):
+            if asked == _LAST or not self._is_worth(candidate):
                 return
             if candidate.predicted_bytes + beyond <= self._limit and candidate.policy not in self._judge.verdicts:
                 self._judge.ask(candidate)
                 asked += 1
-
-    def filled(self) -> None:
-        """Asks for what stores more than the best that fits, by what is left of the limit; by less where that fails.
-
-        A compiler with memory beside the main one may put it there, and is asked oftener.
-        """
-        near = self._search.near_bytes
-        failed, most = 0, self._limit
-        while self.fit is not None and self._judge.compiles and failed < (_NEAR_FILLS if near else _FILLS):
-            spare = min(most, self._limit - self.fit.peak_bytes + near)
-            if self.fit is self._baseline or spare < self._limit // _SPARE:
-                return
-            candidate = self._timed(partial(filled, self._search, self.fit.candidate, spare))
-            if candidate is None or not self._is_worth(candidate):
-                return
-            is_new = candidate.policy not in self._judge.verdicts
-            if self._judge.ask(candidate).peak_bytes > self._limit:
-                most = spare // 2
-                failed += is_new
 
     def bare(self) -> None:
         """Asks once more, without their small values, for those of what failed that may have failed by these alone."""
@@ -243,6 +225,27 @@ class _Rounds:
             if may_fit and self._is_worth(candidate):
                 self._judge.ask(candidate)
                 asked += 1
+
+    def fill(self) -> None:
+        """Asks for what stores more than the best that fits, by what is left of the limit; by less where that fails.
+
+        A compiler with memory beside the main one may put it there, and is asked oftener.
+        """
+        near = self._search.near_bytes
+        failed, most = 0, self._limit
+        for _ in range(_MOST_FILLS if self._judge.compiles else 0):
+            if self.fit is None or failed == (_NEAR_FILLS if near else _FILLS):
+                return
+            spare = min(most, self._limit - self.fit.peak_bytes + near)
+            if self.fit is self._baseline or spare < self._limit // _SPARE:
+                return
+            candidate = self._timed(partial(filled, self._search, self.fit.candidate, spare))
+            if candidate is None or not self._is_worth(candidate):
+                return
+            is_new = candidate.policy not in self._judge.verdicts
+            if self._judge.ask(candidate).peak_bytes > self._limit:
+                most = spare // 2
+                failed += is_new
 
     def near(self) -> None:
         """Asks for what stores one value more than the smallest, where that is only just too large.

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from jaxremat import policy as p
 from jaxremat.choice import Choice, Mark, choose, small_and_marked
-from jaxremat.compat import JaxprEqn, Var
+from jaxremat.compat import Var
 from jaxremat.flops import FlopCount
 from jaxremat.fusion import CONTRACTIONS
 from jaxremat.graph import Graph
@@ -222,12 +222,14 @@ class Search:
         """Returns a candidate that stores the same but for small values, and how many bytes those take at most.
 
         They are worth storing, but there are many of them, and a compiler may give each a tile of memory. What is made from
-        results of convolutions and products that would have to run again is kept: the loss of a classifier, from its logits.
+        the small result of a product stays: the loss of a classifier, for which the logits would have to be made again.
         """
         if isinstance(candidate.policy, p.Everything) or candidate.choices[0][1].graph is not self.graph:
             return candidate, 0
         kept, large = candidate.choices[0][1].kept, candidate.choices[0][1].large
         bare = self._bare(candidate.choices[0][1])
+        if not bare:  # the policy that stores nothing stores what is small
+            return candidate, 0
         policy = exactly(self.graph, bare, {v for v, mark in large.items() if mark.host})
         if isinstance(policy, p.Values) and isinstance(candidate.policy, p.Values):
             policy = replace(policy, again=candidate.policy.again)
@@ -235,14 +237,18 @@ class Search:
         return self.of_policy(policy), sum(max(size, TILE_BYTES) for size in small)
 
     def _bare(self, choice: Choice) -> list[Var]:
-        """Returns what a choice stores, without small values but for those that no convolution or product has to run for."""
-        forward, large = self.graph.forward, choice.large
-        again = choose(self.graph, exactly(self.graph, [*large])).run_twice - choice.run_twice
-        made = set[Var]()  # small values from what would run again
-        for index, eqn in enumerate(forward):
-            if (index in again and eqn.primitive.name in CONTRACTIONS) or not made.isdisjoint(_read(eqn)):
-                made.update(v for v in eqn.outvars if self.graph.value_of[v].size_bytes <= self.graph.small_bytes)
-        return [v for v in choice.kept if v in large or v in made]
+        """Returns what a choice stores: of small values only those made from small results that would have to be made again.
+
+        Small results of convolutions and products are meant, such as logits, and what is made from large ones is not.
+        """
+        graph = self.graph
+        again = choose(graph, exactly(graph, [*choice.large])).run_twice - choice.run_twice
+        made = set[Var]()
+        for index in sorted(again):
+            eqn = graph.forward[index]
+            if eqn.primitive.name in CONTRACTIONS or not made.isdisjoint(v for v in eqn.invars if isinstance(v, Var)):
+                made.update(v for v in eqn.outvars if graph.value_of[v].size_bytes <= graph.small_bytes)
+        return [v for v in choice.kept if v in choice.large or v in made]
 
     def more_stored(self, stored: Collection[int], spare_bytes: int) -> frozenset[int]:
         """Returns what is best stored beside these values in so many bytes on a chip."""
@@ -263,10 +269,6 @@ class Search:
     def _beside_inputs(self, limit_bytes: int) -> int:
         """What a limit leaves beside the inputs, on all chips; what a compiler can put elsewhere counts as left."""
         return (limit_bytes + self.near_bytes) * self._chips - self.lifetimes.input_bytes
-
-
-def _read(eqn: JaxprEqn) -> list[Var]:
-    return [v for v in eqn.invars if isinstance(v, Var)]
 
 
 def exactly(graph: Graph, kept: Sequence[Var], host: Collection[Var] = ()) -> p.Policy:
