@@ -34,7 +34,8 @@ _FAR, _FURTHER = 0.125, 2
 _LAST = 6
 # What is left of the limit is filled until so many have failed or were tried, where that is at least this part of it.
 _FILLS, _NEAR_FILLS, _MOST_FILLS, _SPARE = 2, 6, 8, 128
-# Where nothing fits, and the smallest exceeds the limit by at most this part, so many that store one value more are asked for.
+# What exceeds the limit by at most this part is near it. Where nothing fits, and the smallest is near, so many that store one
+# value more are asked for.
 _NEAR, _NEIGHBOURS = 256, 12
 
 _Found = TypeVar("_Found")
@@ -214,14 +215,17 @@ class _Rounds:
                 asked += 1
 
     def bare(self) -> None:
-        """Asks once more, without their small values, for those of what failed that may have failed by these alone."""
+        """Asks once more, without their small values, for those of what failed that may have failed by these alone.
+
+        Or only just: what is not broadcast from them may leave a compiler another order, which no model pictures.
+        """
         failed = [v for v in self.verdicts if v.peak_bytes > self._limit and self._judge.compiles]
         asked = 0
         for verdict in sorted(failed, key=lambda v: v.candidate.order):
             if asked == _BARE or not self._is_worth(verdict.candidate):
                 break
             candidate, small = self._search.without_small(verdict.candidate)
-            may_fit = small > 0 and verdict.peak_bytes - small <= self._limit
+            may_fit = small > 0 and verdict.peak_bytes - max(small, self._limit // _NEAR) <= self._limit
             if may_fit and self._is_worth(candidate):
                 self._judge.ask(candidate)
                 asked += 1
