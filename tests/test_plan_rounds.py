@@ -12,7 +12,7 @@ from jaxremat.flops import FlopCount
 from jaxremat.plan import rounds
 from jaxremat.plan.candidate import Candidate, best_of
 from jaxremat.plan.judge import Verdict
-from jaxremat.plan.neighbours import filled, with_cuts_for_the_last, with_one_more
+from jaxremat.plan.neighbours import filled, with_cuts_for_the_last, with_one_more, with_small_of_the_last
 from jaxremat.plan.rounds import within
 from jaxremat.plan.search import exactly
 
@@ -216,6 +216,25 @@ def test_cuts_for_the_last_part_are_asked_for():
     asking.last_part()
     assert asking.fit.candidate.policy == cheapest.policy
     assert len(judge.verdicts) <= 3 + rounds._LAST
+
+
+def test_small_values_of_the_last_part_alone():
+    """Each of four blocks has a mean for each row; behind the third one's result that of the last is made."""
+    blocks, rows, width = 4, 256, 1024
+
+    def loss(ws, x):
+        for w in ws:
+            h = jnp.sin(x @ w)
+            x = jaxremat.name(h - jnp.exp(h).mean(1, keepdims=True) ** 2, "block")
+        return (x**2).sum()
+
+    shape = jax.ShapeDtypeStruct
+    found = search_of(loss, [shape((width, width), jnp.float32)] * blocks, shape((rows, width), jnp.float32))
+    dots = found.of_policy(jaxremat.parse("dots"))
+    lean = with_small_of_the_last(found, dots, rounds.BLOCKS)
+    of_rows = [sum(size == rows * 4 for size in stored(c)) for c in (dots, lean)]
+    assert of_rows[0] == blocks * of_rows[1] > 0
+    assert [size for size in stored(lean) if size > rows * 4] == [size for size in stored(dots) if size > rows * 4]
 
 
 def test_a_plan_is_filled():

@@ -1,11 +1,12 @@
 """What stores nearly what a candidate stores: with one value more, with all that finds room; or all but for the last part."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from jaxremat import policy as p
 from jaxremat.choice import choose
 from jaxremat.plan.candidate import Candidate
-from jaxremat.plan.search import Search
+from jaxremat.plan.search import Search, exactly
 
 
 def but_for_the_last(search: Search, policy: p.Policy, every: int = 1, parts: int = 1) -> Candidate:
@@ -29,6 +30,22 @@ def with_cuts_for_the_last(search: Search, policy: p.Policy, every: int = 1) -> 
     stored, border = _with_border(search, policy, every, parts=1)
     found = {search.of_stored(stored.union(_behind(search, border, chosen.stored))) for chosen in search.sets}
     return sorted(found, key=lambda c: c.order)
+
+
+def with_small_of_the_last(search: Search, candidate: Candidate, policy: p.Policy) -> Candidate | None:
+    """Returns what a candidate stores, of small values only those behind the last but one of a policy's large ones.
+
+    `jax.checkpoint` round each block but the last keeps these. None where the candidate decides inside of scans or branches.
+    """
+    if _parts(search, candidate) is None:
+        return None
+    choice, (_, border) = candidate.choices[0][1], _with_border(search, policy, every=1, parts=1)
+    kept = [v for v in choice.kept if v in choice.large or search.graph.value_of[v].index > border]
+    there = {v for v, mark in choice.large.items() if mark.host}
+    found = exactly(search.graph, kept, there)
+    if isinstance(found, p.Values) and isinstance(candidate.policy, p.Values):
+        found = replace(found, again=candidate.policy.again)
+    return search.of_policy(found)
 
 
 def _with_border(search: Search, policy: p.Policy, every: int, parts: int) -> tuple[frozenset[int], int]:

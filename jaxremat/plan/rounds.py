@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from jaxremat.plan.candidate import Candidate
 from jaxremat.plan.judge import Judge, Verdict
-from jaxremat.plan.neighbours import filled, with_cuts_for_the_last, with_one_more
+from jaxremat.plan.neighbours import filled, with_cuts_for_the_last, with_one_more, with_small_of_the_last
 from jaxremat.plan.search import Search
 from jaxremat.plan.task import BLOCKS, EVERY, standard
 
@@ -217,18 +217,23 @@ class _Rounds:
     def bare(self) -> None:
         """Asks once more, without their small values, for those of what failed that may have failed by these alone.
 
-        Or only just: what is not broadcast from them may leave a compiler another order, which no model pictures.
+        Or only just: what is not broadcast from them may leave a compiler another order, which no model pictures. If that
+        fails too, with those of the last part, which are read first.
         """
         failed = [v for v in self.verdicts if v.peak_bytes > self._limit and self._judge.compiles]
         asked = 0
         for verdict in sorted(failed, key=lambda v: v.candidate.order):
             if asked == _BARE or not self._is_worth(verdict.candidate):
                 break
-            candidate, small = self._search.without_small(verdict.candidate)
+            search, asked_for = self._search, verdict.candidate
+            candidate, small = search.without_small(asked_for)
             may_fit = small > 0 and verdict.peak_bytes - max(small, self._limit // _NEAR) <= self._limit
             if may_fit and self._is_worth(candidate):
-                self._judge.ask(candidate)
                 asked += 1
+                if self._judge.ask(candidate).peak_bytes > self._limit and search.has_blocks:
+                    candidate = with_small_of_the_last(search, asked_for, BLOCKS)
+                    if candidate is not None and self._is_worth(candidate):
+                        self._judge.ask(candidate)
 
     def fill(self) -> None:
         """Asks for what stores more than the best that fits, by what is left of the limit; by less where that fails.
