@@ -10,16 +10,16 @@ from jaxremat.plan.search import Search, exactly
 
 
 def but_for_the_last(search: Search, policy: p.Policy, every: int = 1, parts: int = 1) -> Candidate:
-    """Returns what a policy stores, and with it all that is made behind the last but one of its large values.
+    """Returns what a policy stores, and with it all that is made behind the last but one of its large values, or the last.
 
     The backward pass begins there: what would be recomputed has only just been made.
 
     Args:
         search: of the function.
         policy: the policy.
-        every: of its large values so many-th are stored, counted from the end: where it stores what blocks give, this
+        every: one in so many of its large values is stored, counted from the end: where it stores what blocks give, this
             makes segments of so many blocks.
-        parts: behind so many-th of its large values from the end, 0 for the last one, all is stored.
+        parts: behind which of its large values all is stored, counted from the end: 0 for the last, 1 for the last but one.
     """
     stored, border = _with_border(search, policy, every, parts)
     return search.of_stored(stored.union(_behind(search, border, search.operations.read_backward)))

@@ -20,7 +20,7 @@ from jaxremat.spelling import parse
 from jaxremat.targets import Target, find_target
 
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-# What blocks give is tagged by convention; of these values so many-th are stored.
+# What blocks give is tagged by convention; one in so many of these values is stored.
 BLOCKS, EVERY = parse("names:*"), (1, 2, 4)
 
 
