@@ -47,6 +47,12 @@ def named(jaxpr, name):
     return [eqn for eqn in jaxpr.eqns if eqn.primitive.name == name]
 
 
+def gated_shapes(f, *args):
+    """The shapes of all that passes a barrier in a function, the bodies of its loops included."""
+    eqns = equations(jax.make_jaxpr(f)(*args).jaxpr)
+    return [v.aval.shape for eqn in eqns if eqn.primitive.name == "optimization_barrier" for v in eqn.invars]
+
+
 def source(made_by, var):
     """The equation behind what only shows a value in another order."""
     while var in made_by and made_by[var].primitive.name in ("transpose", "rev", "reshape", "stop_gradient"):
@@ -226,13 +232,7 @@ def test_a_cotangent_that_only_products_read_passes_no_gate():
     shape = jax.ShapeDtypeStruct
     args = shape((words, width), jnp.float32), shape((steps, width, width), jnp.float32), shape((batch,), jnp.int32)
     wrapped = jaxremat.remat(loss, "loops:everything|nothing")
-    jaxpr = jax.make_jaxpr(jax.grad(wrapped, (0, 1)))(*args)
-    gated = [
-        v.aval.shape
-        for eqn in equations(jaxpr.jaxpr)
-        if eqn.primitive.name == "optimization_barrier"
-        for v in eqn.invars
-    ]
+    gated = gated_shapes(jax.grad(wrapped, (0, 1)), *args)
     assert gated
     assert (batch, words) not in gated
 
@@ -258,13 +258,7 @@ def test_a_transposed_input_passes_no_gate():
     head = but_for_the_last(search, jaxremat.parse("names:*"), parts=0)
     assert head.contraction_flops == 3 * 2 * rows * width * width  # the blocks' products and not the logits
     wrapped = jaxremat.remat(loss, head.policy)
-    jaxpr = jax.make_jaxpr(jax.grad(wrapped, (0, 1)))(*args)
-    gated = [
-        v.aval.shape
-        for eqn in equations(jaxpr.jaxpr)
-        if eqn.primitive.name == "optimization_barrier"
-        for v in eqn.invars
-    ]
+    gated = gated_shapes(jax.grad(wrapped, (0, 1)), *args)
     assert (rows, width) in gated
     assert (rows, words) not in gated
     for ours, plain in zip(*(jax.tree.leaves(jax.grad(f, (0, 1))(*args)) for f in (wrapped, loss)), strict=True):

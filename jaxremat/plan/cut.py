@@ -147,9 +147,7 @@ class _Network:
 
     def __init__(self, operations: Operations, cost: Callable[[Operation], float]) -> None:
         self.operations = operations
-        needed = self._needed()
-        self.values = sorted(needed)
-        again = sorted({operations.maker[v] for v in self.values})
+        self.values, again = map(sorted, self._reached())
         self.costs = np.array([cost(operations.forward[e]) for e in again], float)
         place_p = {v: 2 + i for i, v in enumerate(self.values)}
         place_r = {e: 2 + len(self.values) + i for i, e in enumerate(again)}
@@ -164,32 +162,24 @@ class _Network:
         self.barred = np.zeros(len(self.values), bool)  # what is never stored
         self.nodes = 2 + len(self.values) + len(again)
 
-    def _needed(self) -> set[int]:
-        """The values that the backward pass reads, and all that they are made from."""
-        operations = self.operations
+    def _reached(self, stored: Collection[int] = ()) -> tuple[set[int], set[int]]:
+        """Returns the values that the backward pass needs where these are stored, and the operations that run again for them."""
+        operations, again = self.operations, set[int]()
         needed = set(operations.read_backward)
-        todo = list(needed)
+        todo = [v for v in needed if v not in stored]
         while todo:
-            for u in operations.forward[operations.maker[todo.pop()]].reads:
-                if u not in needed:
-                    needed.add(u)
-                    todo.append(u)
-        return needed
+            maker = operations.maker[todo.pop()]
+            again.add(maker)
+            new = set(operations.forward[maker].reads) - needed
+            needed |= new
+            todo += [u for u in new if u not in stored]
+        return needed, again
 
     def set_of(self, stored: Collection[int]) -> StoredSet:
         """Returns the choice that stores those of these values that are needed."""
-        operations, again, used = self.operations, set[int](), set[int]()
-        todo = list(operations.read_backward)
-        while todo:
-            value = todo.pop()
-            maker = operations.maker[value]
-            if value in stored:
-                used.add(value)
-            elif maker not in again:
-                again.add(maker)
-                todo += operations.forward[maker].reads
+        needed, again = self._reached(stored)
         cost = float(sum(c for c, e in zip(self.costs, self.again, strict=True) if e in again))
-        return self._set(frozenset(used), cost, (0.0, 0.0))
+        return self._set(frozenset(needed.intersection(stored)), cost, (0.0, 0.0))
 
     def solve(self, price: float | None) -> StoredSet:
         """Returns the best choice at a price per byte; None stores nothing."""

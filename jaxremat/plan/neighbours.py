@@ -1,12 +1,11 @@
 """What stores nearly what a candidate stores: with one value more, with all that finds room; or all but for the last part."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from jaxremat import policy as p
 from jaxremat.choice import choose
 from jaxremat.plan.candidate import Candidate
-from jaxremat.plan.search import Search, exactly
+from jaxremat.plan.search import Search
 
 
 def but_for_the_last(search: Search, policy: p.Policy, every: int = 1, parts: int = 1) -> Candidate:
@@ -41,11 +40,7 @@ def with_small_of_the_last(search: Search, candidate: Candidate, policy: p.Polic
         return None
     choice, (_, border) = candidate.choices[0][1], _with_border(search, policy, every=1, parts=1)
     kept = [v for v in choice.kept if v in choice.large or search.graph.value_of[v].index > border]
-    there = {v for v, mark in choice.large.items() if mark.host}
-    found = exactly(search.graph, kept, there)
-    if isinstance(found, p.Values) and isinstance(candidate.policy, p.Values):
-        found = replace(found, again=candidate.policy.again)
-    return search.of_policy(found)
+    return search.with_kept(candidate, kept)
 
 
 def _with_border(search: Search, policy: p.Policy, every: int, parts: int) -> tuple[frozenset[int], int]:

@@ -226,15 +226,25 @@ class Search:
         """
         if isinstance(candidate.policy, p.Everything) or candidate.choices[0][1].graph is not self.graph:
             return candidate, 0
-        kept, large = candidate.choices[0][1].kept, candidate.choices[0][1].large
-        bare = self._bare(candidate.choices[0][1])
+        choice = candidate.choices[0][1]
+        bare = self._bare(choice)
         if not bare:  # the policy that stores nothing stores what is small
             return candidate, 0
-        policy = exactly(self.graph, bare, {v for v, mark in large.items() if mark.host})
+        small = [self.graph.value_of[v].size_bytes for v in choice.kept.keys() - set(bare)]
+        return self.with_kept(candidate, bare), sum(max(size, TILE_BYTES) for size in small)
+
+    def with_kept(self, candidate: Candidate, kept: Sequence[Var]) -> Candidate:
+        """Returns what a candidate stores, but of it these values alone; the same on the host, and the same once recomputed.
+
+        Args:
+            candidate: it decides nothing inside of scans or branches.
+            kept: some of the values that it stores, in program order.
+        """
+        large = candidate.choices[0][1].large
+        policy = exactly(self.graph, kept, {v for v, mark in large.items() if mark.host})
         if isinstance(policy, p.Values) and isinstance(candidate.policy, p.Values):
             policy = replace(policy, again=candidate.policy.again)
-        small = [self.graph.value_of[v].size_bytes for v in kept.keys() - set(bare)]
-        return self.of_policy(policy), sum(max(size, TILE_BYTES) for size in small)
+        return self.of_policy(policy)
 
     def _bare(self, choice: Choice) -> list[Var]:
         """Returns what a choice stores: of small values only those made from small results that would have to be made again.
